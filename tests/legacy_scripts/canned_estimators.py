@@ -29,22 +29,22 @@ classifier = tf.estimator.DNNClassifier(
     config=tf.estimator.RunConfig(tf_random_seed=1),
 )
 classifier.train(lambda: input_fn(is_high), steps=100)
-found = classifier.evaluate(lambda: input_fn(is_high, 1))
-assert found["accuracy"] > 0.9, found
+metrics = classifier.evaluate(lambda: input_fn(is_high, 1))
+assert metrics["accuracy"] > 0.9, metrics
 classes = [
     int(row["class_ids"][0]) for row in classifier.predict(lambda: input_fn(is_high, 1))
 ]
 assert np.mean(classes == is_high) > 0.9
-print("classifier", found["accuracy"], found["loss"])
+print("classifier", metrics["accuracy"], metrics["loss"])
 
 regressor = tf.estimator.LinearRegressor(
     [*COLUMNS, WORD], model_dir=sys.argv[1] + "/regressor", optimizer="Adagrad"
 )
 values = (2 * NUMBERS).astype(np.float32)
 regressor.train(lambda: input_fn(values), steps=300)
-found = regressor.evaluate(lambda: input_fn(values, 1))
-assert found["average_loss"] < 0.9 * np.var(values), found
-print("regressor", found["average_loss"])
+metrics = regressor.evaluate(lambda: input_fn(values, 1))
+assert metrics["average_loss"] < 0.9 * np.var(values), metrics
+print("regressor", metrics["average_loss"])
 
 old = tf.compat.v1.estimator.DNNRegressor(
     [4],
@@ -54,5 +54,5 @@ old = tf.compat.v1.estimator.DNNRegressor(
     optimizer=tf.compat.v1.train.AdamOptimizer(0.05),
 )
 old.train(lambda: input_fn(values), steps=100)
-found = old.evaluate(lambda: input_fn(values, 1))
-assert found["average_loss"] < 0.9 * np.var(values), found
+metrics = old.evaluate(lambda: input_fn(values, 1))
+assert metrics["average_loss"] < 0.9 * np.var(values), metrics

@@ -41,10 +41,10 @@ estimator = tf.estimator.Estimator(model_fn, sys.argv[1])
 estimator.train(input_fn)  # 4 steps
 estimator = tf.estimator.Estimator(model_fn, sys.argv[1])
 estimator.train(lambda: input_fn().repeat(), max_steps=200)
-found = estimator.evaluate(input_fn)
-assert found["global_step"] == 200, found
-assert found["loss"] < 0.01, found
-assert abs(found["error"] - found["keras_error"]) < 1e-6, found
+metrics = estimator.evaluate(input_fn)
+assert metrics["global_step"] == 200, metrics
+assert metrics["loss"] < 0.01, metrics
+assert abs(metrics["error"] - metrics["keras_error"]) < 1e-6, metrics
 predicted = [float(row["y"]) for row in estimator.predict(input_fn)]
 np.testing.assert_allclose(predicted, 3 * INPUTS[:, 0] + 1, atol=0.3)
-print("loss", found["loss"])
+print("loss", metrics["loss"])

@@ -34,6 +34,8 @@ model = tf.keras.Model(inputs, Dense(1)(inputs))
 model.compile(tf.keras.optimizers.legacy.SGD(0.1), "mse")
 estimator = tf.keras.estimator.model_to_estimator(model, model_dir=sys.argv[1] + "/k")
 estimator.train(lambda: input_fn().map(lambda x, y: ({"x": x}, y)), steps=200)
-found = estimator.evaluate(lambda: input_fn().map(lambda x, y: ({"x": x}, y)), steps=4)
-assert found["loss"] < 0.1, found
-print("loss", found["loss"])
+metrics = estimator.evaluate(
+    lambda: input_fn().map(lambda x, y: ({"x": x}, y)), steps=4
+)
+assert metrics["loss"] < 0.1, metrics
+print("loss", metrics["loss"])

@@ -31,6 +31,6 @@ estimator = tf.estimator.DNNRegressor(
     ),
 )
 estimator.train(input_fn, steps=100)
-found = estimator.evaluate(input_fn, steps=4)
-assert found["average_loss"] < 0.5, found
-print("loss", found["average_loss"])
+metrics = estimator.evaluate(input_fn, steps=4)
+assert metrics["average_loss"] < 0.5, metrics
+print("loss", metrics["average_loss"])

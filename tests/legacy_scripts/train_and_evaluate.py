@@ -35,7 +35,7 @@ counter = Counter()
 stopping = tf.estimator.experimental.stop_if_no_decrease_hook(
     estimator, "loss", max_steps_without_decrease=1000
 )
-found, _ = tf.estimator.train_and_evaluate(
+metrics, _ = tf.estimator.train_and_evaluate(
     estimator,
     tf.estimator.TrainSpec(input_fn, max_steps=100, hooks=[counter, stopping]),
     tf.estimator.EvalSpec(
@@ -48,8 +48,8 @@ found, _ = tf.estimator.train_and_evaluate(
         throttle_secs=0,
     ),
 )
-assert found["global_step"] == counter.runs == 100, (found, counter.runs)
+assert metrics["global_step"] == counter.runs == 100, (metrics, counter.runs)
 for exporter in ("final", "best_exporter"):
     exported = list(pathlib.Path(sys.argv[1], "export", exporter).iterdir())
     assert exported, exporter
-print("loss", found["loss"])
+print("loss", metrics["loss"])

@@ -30,11 +30,11 @@ def main(argv):
     )
     estimator = Estimator(model_fn, FLAGS.model_dir, RunConfig(tf_random_seed=1))
     estimator.train(input_fn, steps=FLAGS.steps)
-    found = estimator.evaluate(input_fn, steps=4)
-    assert found["loss"] < 0.01, found
-    assert found["global_step"] == FLAGS.steps
+    metrics = estimator.evaluate(input_fn, steps=4)
+    assert metrics["loss"] < 0.01, metrics
+    assert metrics["global_step"] == FLAGS.steps
     tf.logging.info("done")
-    print("loss", found["loss"])
+    print("loss", metrics["loss"])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ second = tf.estimator.LinearRegressor(
 )
 second.train(input_fn, steps=1)
 for name in ("linear/linear_model/x/weights", "linear/linear_model/bias_weights"):
-    ours, theirs = (each.get_variable_value(name) for each in (second, first))
+    ours, theirs = (estimator.get_variable_value(name) for estimator in (second, first))
     np.testing.assert_array_equal(ours, theirs)
     assert np.any(ours)
 print("weights", second.get_variable_value("linear/linear_model/x/weights"))

@@ -132,8 +132,8 @@ _DIVISORS = [
 
 def _most(dims) -> int:
     """Returns the most elements that a value can have."""
-    known = {"n": BATCH, "3n": 3 * BATCH}
-    bounds = [known.get(d) or int(str(d).strip("?")) for d in dims]
+    sizes = {"n": BATCH, "3n": 3 * BATCH}
+    bounds = [sizes.get(d) or int(str(d).strip("?")) for d in dims]
     return int(np.prod(bounds, dtype=int))
 
 

@@ -20,13 +20,13 @@ def record(tf, crf):
         tf: TensorFlow 1's API.
         crf: `tf.contrib.crf`.
     """
-    found = {}
+    results = {}
     for steps in (4, 1):
         for is_static in (True, False):
-            found.update(_record(tf, crf, steps, is_static))
+            results.update(_record(tf, crf, steps, is_static))
     tags, score = crf.viterbi_decode(_SCORES[0], _TRANSITIONS)
-    found["viterbi_decode"] = [*map(float, tags), float(score)]
-    return {name: [round(float(x), 5) for x in xs] for name, xs in found.items()}
+    results["viterbi_decode"] = [*map(float, tags), float(score)]
+    return {name: [round(float(x), 5) for x in xs] for name, xs in results.items()}
 
 
 def _record(tf, crf, steps, is_static):
@@ -39,28 +39,30 @@ def _record(tf, crf, steps, is_static):
         lengths = tf.constant(_LENGTHS if is_static else np.minimum(_LENGTHS, steps))
         if is_static:
             lengths = tf.minimum(tf.cast(lengths, tf.int32), steps)
-        given = tf.constant(_TRANSITIONS)
-        likelihood, _ = crf.crf_log_likelihood(inputs, tags, lengths, given)
+        transitions = tf.constant(_TRANSITIONS)
+        likelihood, _ = crf.crf_log_likelihood(inputs, tags, lengths, transitions)
         bitmap = tf.constant(_TAGS[:, :steps, None] <= [[[0, 1, 2]]])
-        decoded, best = crf.crf_decode(inputs, given, lengths)
+        decoded, best = crf.crf_decode(inputs, transitions, lengths)
         tensors = {
             "likelihood": likelihood,
             "gradient": tf.gradients(likelihood, inputs)[0],
-            "of transitions": tf.gradients(likelihood, given)[0],
-            "score": crf.crf_sequence_score(inputs, tags, lengths, given),
-            "multitag": crf.crf_multitag_sequence_score(inputs, bitmap, lengths, given),
-            "norm": crf.crf_log_norm(inputs, lengths, given),
+            "of transitions": tf.gradients(likelihood, transitions)[0],
+            "score": crf.crf_sequence_score(inputs, tags, lengths, transitions),
+            "multitag": crf.crf_multitag_sequence_score(
+                inputs, bitmap, lengths, transitions
+            ),
+            "norm": crf.crf_log_norm(inputs, lengths, transitions),
             "unary": crf.crf_unary_score(tags, lengths, inputs),
-            "binary": crf.crf_binary_score(tags, lengths, given),
+            "binary": crf.crf_binary_score(tags, lengths, transitions),
             "decoded": decoded,
             "best": best,
         }
         assert decoded.dtype == tf.int32
         tensors = {name: t for name, t in tensors.items() if t is not None}
         with tf.variable_scope("head"):
-            _, made = crf.crf_log_likelihood(inputs, tags, lengths)
+            _, created = crf.crf_log_likelihood(inputs, tags, lengths)
         assert [v.op.name for v in tf.trainable_variables()] == ["head/transitions"]
-        assert made.shape.as_list() == [3, 3]
+        assert created.shape.as_list() == [3, 3]
         with tf.Session() as session:
             values = session.run(tensors, {inputs: _SCORES[:, :steps]})
     place = "{}, {} steps{}: ".format("crf", steps, "" if is_static else " at last")

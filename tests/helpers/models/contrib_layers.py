@@ -51,8 +51,8 @@ def _cases(tf, layers, framework):
     def sequences(unique):
         def embed(images, rows):
             ids = tf.constant([[3, 1, 3], [0, 1, 3]])
-            found = layers.embed_sequence(ids, 4, 2, unique, regularizer=l2)
-            return tf.identity(found, "outputs")
+            embedded = layers.embed_sequence(ids, 4, 2, unique, regularizer=l2)
+            return tf.identity(embedded, "outputs")
 
         return embed
 
@@ -211,8 +211,8 @@ def record(name, tf, layers, framework):
         variables, trained = tf.global_variables(), tf.trainable_variables()
         in_model = tf.model_variables()
 
-        def is_in(variable, found):
-            return any(variable is other for other in found)
+        def is_in(variable, variables):
+            return any(variable is other for other in variables)
 
         marks = [
             v.op.name + "-" * (not is_in(v, trained)) + "*" * (not is_in(v, in_model))
@@ -225,7 +225,7 @@ def record(name, tf, layers, framework):
         }
         total = tf.reduce_sum(outputs * _ramp(outputs.shape)) + sum(losses)
         gradients = tf.gradients(total, trained)
-        found = [g for g in gradients if g is not None]
+        fetches = [g for g in gradients if g is not None]
         updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -241,7 +241,7 @@ def record(name, tf, layers, framework):
             before = session.run(variables)
             numbers = [digest(a) for a in session.run([outputs, losses], feeds)[:1]]
             numbers += [float(sum(session.run(losses, feeds)))]
-            numbers += [digest(a) for a in session.run(found, feeds)]
+            numbers += [digest(a) for a in session.run(fetches, feeds)]
             session.run([outputs, updates], feeds)
             session.run([outputs, updates], feeds)
             for old, new in zip(before, session.run(variables)):

@@ -47,7 +47,7 @@ def record(tf, slim, training):
         slim: `tf.contrib.slim`.
         training: `tf.contrib.training`.
     """
-    found = {}
+    records = {}
     for case, arguments in _CASES.items():
         with tf.Graph().as_default():
             loss, optimizer = _loss(tf, slim), tf.train.MomentumOptimizer(0.1, 0.9)
@@ -55,7 +55,9 @@ def record(tf, slim, training):
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 losses = [session.run(op) for _ in range(3)]
-                found[case] = _noted(tf, op, losses, session.run(tf.global_variables()))
+                records[case] = _noted(
+                    tf, op, losses, session.run(tf.global_variables())
+                )
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
         loss, optimizer = _loss(tf, slim), tf.train.MomentumOptimizer(0.1, 0.9)
         op = training.create_train_op(
@@ -71,13 +73,13 @@ def record(tf, slim, training):
         names = [name for name, _ in tf.train.list_variables(folder)]
         values = [tf.train.load_variable(folder, name) for name in names]
         _, numbers = _noted(tf, op, [last], values)
-        found["train"] = " ".join(files + names), numbers
-    return found
+        records["train"] = " ".join(files + names), numbers
+    return records
 
 
 def _noted(tf, op, losses, values):
     names = [op.name] + [variable.op.name for variable in tf.global_variables()]
-    names += sorted(each.op.name for each in tf.get_collection("summaries"))
+    names += sorted(summary.op.name for summary in tf.get_collection("summaries"))
     return " ".join(names), list(losses) + [np.abs(value).sum() for value in values]
 
 
@@ -85,8 +87,8 @@ def _print_table():
     import tensorflow as tf
 
     print("RECORDED_LEARNING = {")
-    found = record(tf, tf.contrib.slim, tf.contrib.training)
-    for case, (names, numbers) in sorted(found.items()):
+    records = record(tf, tf.contrib.slim, tf.contrib.training)
+    for case, (names, numbers) in sorted(records.items()):
         rounded = " ".join(f"{number:.6g}" for number in numbers)
         print(f"{case!r}: ({names!r}, {rounded!r}),")
     print("}")

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tests.helpers.models.examples import TOKENS, WORDS
 from tests.helpers.models.losses import (
-    each,
     entropies,
+    errors,
     number,
     outputs,
     public_functions,
@@ -165,8 +165,8 @@ def tokens_beside_examples(growing, y):
 def shifted_rows(y, x, late):
     """gather: some examples get their predecessor's output."""
     z = outputs(x)
-    own = tf.range(tf.shape(z)[0]) - tf.cast(tf.equal(late, 2), tf.int32)
-    return tf.reduce_mean(squared(y, tf.gather(tf.tanh(z), own)))
+    places = tf.range(tf.shape(z)[0]) - tf.cast(tf.equal(late, 2), tf.int32)
+    return tf.reduce_mean(squared(y, tf.gather(tf.tanh(z), places)))
 
 
 def tokens_of_the_next_example(y, seq, late):
@@ -247,7 +247,7 @@ def repeated(x, y):
     """Importance weighting: several samples of each example, one after another."""
     shifts = tf.constant([[-0.5], [0.1], [0.4]], tf.float64)
     many = tf.repeat(x, 3, axis=0) + tf.tile(shifts, [tf.shape(x)[0], 1])
-    losses = tf.reshape(each(tf.repeat(y, 3, axis=0), outputs(many)), [-1, 3])
+    losses = tf.reshape(errors(tf.repeat(y, 3, axis=0), outputs(many)), [-1, 3])
     return -tf.reduce_mean(tf.reduce_logsumexp(-losses, 1))
 
 
@@ -257,7 +257,7 @@ def tiled(x, y):
         tf.constant([[-0.5], [0.1], [0.4]], tf.float64), tf.shape(x)[0], 0
     )
     many = tf.tile(x, [3, 1]) + shifts
-    losses = tf.reshape(each(tf.tile(y, [3, 1]), outputs(many)), [3, -1])
+    losses = tf.reshape(errors(tf.tile(y, [3, 1]), outputs(many)), [3, -1])
     return -tf.reduce_mean(tf.reduce_logsumexp(-losses, 0))
 
 
@@ -270,7 +270,7 @@ def first_axis_of_classes(cls, z):
 def place_as_weight(y, z):
     n, ends = tf.shape(z)[0], tf.constant([1.0, 0.5], tf.float64)
     weights = tf.cast(tf.range(n), tf.float64) / tf.cast(n, tf.float64)
-    return tf.reduce_mean(each(y, z) * weights * tf.linspace(ends[0], ends[1], n))
+    return tf.reduce_mean(errors(y, z) * weights * tf.linspace(ends[0], ends[1], n))
 
 
 def whole_batches_as_weight(y, z):
@@ -283,7 +283,7 @@ def whole_batches_as_weight(y, z):
 def weights_of_places(y, z):
     """A learned weight for each of the batch's first 11 places."""
     weights = tf.pad(tf.exp(variable("places", 11)), [[0, 7]])[: tf.shape(z)[0]]
-    return tf.reduce_mean(each(y, z) * weights)
+    return tf.reduce_mean(errors(y, z) * weights)
 
 
 def least_squares(x, y):
@@ -333,9 +333,9 @@ def one_draw_in_both_passes(y, z):
 
 def axes_of_the_rank(y, z):
     """A mean over all axes but the first, as helpers write it; one by a negative axis."""
-    own = tf.reduce_mean(squared(y, z), tf.range(1, tf.rank(z)))
+    means = tf.reduce_mean(squared(y, z), tf.range(1, tf.rank(z)))
     largest = tf.reduce_max(tf.abs(z), axis=-2)
-    return tf.reduce_mean(own**2) + tf.reduce_sum(largest) / number(z)
+    return tf.reduce_mean(means**2) + tf.reduce_sum(largest) / number(z)
 
 
 @tf.custom_gradient
@@ -461,7 +461,7 @@ def other_data(y, z):
     values = np.random.default_rng(5).normal(size=[40, 4])
     data = tf.data.Dataset.from_tensor_slices(values).batch(4)
     other = v1.data.make_one_shot_iterator(data).get_next()
-    return tf.reduce_mean(each(y, z)) + tf.reduce_mean(outputs(other) ** 2)
+    return tf.reduce_mean(errors(y, z)) + tf.reduce_mean(outputs(other) ** 2)
 
 
 def other_data_beside(y, x):
@@ -469,7 +469,7 @@ def other_data_beside(y, x):
     values = np.random.default_rng(5).normal(size=[40, 4])
     data = tf.data.Dataset.from_tensor_slices(values).batch(4)
     other = v1.data.make_one_shot_iterator(data).get_next()
-    return tf.reduce_mean(each(y, outputs(x - tf.reduce_mean(other, 0))))
+    return tf.reduce_mean(errors(y, outputs(x - tf.reduce_mean(other, 0))))
 
 
 def counting_in_python(y, z):
@@ -477,7 +477,7 @@ def counting_in_python(y, z):
     calls = itertools.count(1)
     weight = tf.numpy_function(lambda: 1 / next(calls), [], tf.float64)
     weight.set_shape([])
-    return weight * tf.reduce_sum(tf.tanh(each(y, z) * weight))
+    return weight * tf.reduce_sum(tf.tanh(errors(y, z) * weight))
 
 
 def _counter():
@@ -488,13 +488,13 @@ def _counter():
 def annealed(y, z):
     """A weight that falls with each run, by a variable that the forward pass counts."""
     weight = 1 / _counter().assign_add(1)
-    return tf.reduce_mean(each(y, z)) + weight * tf.reduce_mean(z**2)
+    return tf.reduce_mean(errors(y, z)) + weight * tf.reduce_mean(z**2)
 
 
 def annealed_inside(y, x):
     """The same, in front of the network."""
     scale = 1 / _counter().assign_add(1)
-    return tf.reduce_mean(each(y, outputs(scale * x)))
+    return tf.reduce_mean(errors(y, outputs(scale * x)))
 
 
 def spectral_norm(y, x):
@@ -533,8 +533,8 @@ def both_ways_of_weights(y, x):
     weights = variable("first", 4, 5)
     hidden = tf.tanh(tf.matmul(x, weights))
     gram = tf.matmul(hidden, hidden, transpose_a=True) / number(x)
-    own = tf.matmul(weights, weights, transpose_a=True)
-    return tf.reduce_mean(squared(gram, own)) + tf.reduce_mean(
+    product = tf.matmul(weights, weights, transpose_a=True)
+    return tf.reduce_mean(squared(gram, product)) + tf.reduce_mean(
         squared(y, _last(hidden))
     )
 

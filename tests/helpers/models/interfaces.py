@@ -71,12 +71,12 @@ def most_bytes_alive(session, fetch) -> int:
 
 def after_each(train_op, feeds, fetches):
     """Returns the values of `fetches` after each micro-step."""
-    found = []
+    values = []
     with start_session() as session:
         for feed in feeds:
             session.run(train_op, feed)
-            found.append(session.run(fetches))
-    return found
+            values.append(session.run(fetches))
+    return values
 
 
 def sgd(rate=1.0):

@@ -123,23 +123,23 @@ def train(keras, model: str, loss: str, micro_batches: int, epochs: int, **optio
     keras.mixed_precision.set_global_policy("float64")
     keras.utils.set_random_seed(1)
     make, _ = MODELS[model]
-    made = make(keras)
+    network = make(keras)
     if micro_batches > 1:
-        made = microbatch(made, micro_batches)
+        network = microbatch(network, micro_batches)
     loss, more, targets = LOSSES[loss](keras)
     x, y = data(model, targets)
     optimizer = keras.optimizers.Adam(0.01, clipnorm=0.5)
     metrics = ["accuracy"] if targets != "floats" else ["mae"]
-    made.compile(optimizer, loss, metrics=metrics, **options)
+    network.compile(optimizer, loss, metrics=metrics, **options)
     sizes = {"batch_size": _BATCH, "verbose": 0}
-    history = made.fit(x, y, epochs=epochs, shuffle=False, **sizes, **more)
+    history = network.fit(x, y, epochs=epochs, shuffle=False, **sizes, **more)
     variables = optimizer.variables
-    found = {f"weight {i}": value for i, value in enumerate(made.get_weights())}
-    found |= {f"slot {i}": np.array(v) for i, v in enumerate(variables)}
-    found |= history.history
-    found["evaluated"] = made.evaluate(x, y, **sizes)
-    found["predicted"] = made.predict(x, **sizes)
-    return found
+    results = {f"weight {i}": value for i, value in enumerate(network.get_weights())}
+    results |= {f"slot {i}": np.array(v) for i, v in enumerate(variables)}
+    results |= history.history
+    results["evaluated"] = network.evaluate(x, y, **sizes)
+    results["predicted"] = network.predict(x, **sizes)
+    return results
 
 
 def difference(one: dict, other: dict) -> float:

@@ -136,9 +136,9 @@ def sum_of_rows(gradient):
 )
 def kind(request):
     """Each family of optimizers."""
-    made = Kind(*request.param)
-    yield made
-    made.keras.backend.set_floatx("float32")
+    keras_kind = Kind(*request.param)
+    yield keras_kind
+    keras_kind.keras.backend.set_floatx("float32")
 
 
 def dense_data(examples: int, dtype: str = "float32"):

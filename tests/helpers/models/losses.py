@@ -59,11 +59,13 @@ def features_of(loss: Callable) -> list[str]:
 
 def call(loss: Callable, features: dict, y: tf.Tensor) -> tf.Tensor:
     """Returns the loss, whose arguments are found by their names."""
-    given = {**features, "y": y}
+    arguments = {**features, "y": y}
     for name, (compute, names) in _COMPUTED.items():
         if name in inspect.signature(loss).parameters:
-            given[name] = compute(*(features[each] for each in names))
-    return loss(**{name: given[name] for name in inspect.signature(loss).parameters})
+            arguments[name] = compute(*(features[feature] for feature in names))
+    return loss(
+        **{name: arguments[name] for name in inspect.signature(loss).parameters}
+    )
 
 
 def model_fn_of(loss: Callable, make_train_op: Callable | None = None) -> Callable:
@@ -86,9 +88,9 @@ def descend(loss: tf.Tensor) -> tf.Operation:
 def public_functions(module: str) -> dict[str, Callable]:
     """Returns the functions that a module defines under public names."""
     return {
-        name: each
-        for name, each in vars(sys.modules[module]).items()
-        if getattr(each, "__module__", "") == module and not name.startswith("_")
+        name: value
+        for name, value in vars(sys.modules[module]).items()
+        if getattr(value, "__module__", "") == module and not name.startswith("_")
     }
 
 
@@ -96,7 +98,7 @@ def squared(y, z):
     return tf.math.squared_difference(y, z)  # [B, 3]
 
 
-def each(y, z):
+def errors(y, z):
     return tf.reduce_mean(squared(y, z), 1)  # [B]
 
 
@@ -124,7 +126,7 @@ def one_loss_per_token(tags, tokens):
 SUMS_AND_MEANS = {
     "mean": lambda y, z: tf.reduce_mean(squared(y, z)),
     "sum": lambda y, z: tf.reduce_sum(squared(y, z)),
-    "sum_over_root_of_n": lambda y, z: tf.reduce_sum(each(y, z)) / tf.sqrt(number(y)),
+    "sum_over_root_of_n": lambda y, z: tf.reduce_sum(errors(y, z)) / tf.sqrt(number(y)),
     "sum_of_sequence_means": lambda tags, tokens: tf.reduce_sum(
         tf.reduce_mean(one_loss_per_token(tags, tokens), 0)
     ),
@@ -135,7 +137,7 @@ SUMS_AND_MEANS = {
     "mean_of_column_rmse": lambda y, z: tf.reduce_mean(
         tf.sqrt(tf.reduce_mean(squared(y, z), 0))
     ),
-    "mean_and_sum": lambda y, z: tf.reduce_mean(each(y, z)) + tf.reduce_sum(z**2),
+    "mean_and_sum": lambda y, z: tf.reduce_mean(errors(y, z)) + tf.reduce_sum(z**2),
     "examples_with_examples_by_a_bug": lambda y, z: tf.reduce_mean(
         tf.math.squared_difference(y[:, 0], z[:, :1])  # [B, B]
     ),
@@ -177,7 +179,7 @@ def _masked_language_model(ids, seq, at):
 
 def _partitioned(y, z, mask):
     chosen = tf.cast(mask, tf.int32)
-    without, those = tf.dynamic_partition(each(y, z), chosen, 2)
+    without, those = tf.dynamic_partition(errors(y, z), chosen, 2)
     return 2 * tf.reduce_mean(those) + tf.reduce_mean(tf.square(without))
 
 
@@ -221,19 +223,19 @@ def _sparse_product(y, sparse):
 
 MASKED = {
     "sum_over_max_of_count_and_1": lambda y, z, mask: (
-        tf.reduce_sum(each(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
+        tf.reduce_sum(errors(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
     ),
     "boolean_mask": lambda y, z, mask: tf.reduce_mean(
-        tf.boolean_mask(each(y, z), mask > 0)
+        tf.boolean_mask(errors(y, z), mask > 0)
     ),
     "boolean_mask_of_outputs": lambda y, z, mask: tf.reduce_mean(
         squared(tf.boolean_mask(y, mask > 0), 1 - tf.boolean_mask(z, mask > 0))
     ),
     "gather_of_where": lambda y, z, mask: tf.reduce_mean(
-        tf.gather(each(y, z), tf.where(mask > 0)[:, 0])
+        tf.gather(errors(y, z), tf.where(mask > 0)[:, 0])
     ),
     "count_by_size_of_selected": lambda y, z, mask: (
-        tf.reduce_sum(each(y, z) * mask)
+        tf.reduce_sum(errors(y, z) * mask)
         / tf.cast(tf.size(tf.boolean_mask(mask, mask > 0)), tf.float64)
     ),
     "dynamic_partition": _partitioned,
@@ -282,7 +284,9 @@ def _advantages(cls, z, w):
 
 
 WEIGHTED = {
-    "softmax_of_weights": lambda y, z, w: tf.tensordot(tf.nn.softmax(w), each(y, z), 1),
+    "softmax_of_weights": lambda y, z, w: tf.tensordot(
+        tf.nn.softmax(w), errors(y, z), 1
+    ),
     "class_balanced": _class_balanced,
     "mean_of_class_means": _mean_of_class_means,
     "standardized_advantages": _advantages,
@@ -466,20 +470,20 @@ STATISTICS = {
 
 def _hard_share(y, z):
     k = tf.cast(0.4 * number(y), tf.int32)
-    return tf.reduce_mean(tf.nn.top_k(each(y, z), k).values)
+    return tf.reduce_mean(tf.nn.top_k(errors(y, z), k).values)
 
 
 def _hard_negatives(cls, z):
     """SSD: all positives, and three times as many hardest negatives."""
     losses, positive = entropies(cls, z), tf.cast(cls > 0, tf.float64)
-    found = tf.reduce_sum(positive)
-    k = tf.cast(tf.minimum(3 * found, number(z) - found), tf.int32)
+    positives = tf.reduce_sum(positive)
+    k = tf.cast(tf.minimum(3 * positives, number(z) - positives), tf.int32)
     hardest = tf.nn.top_k(losses * (1 - positive), k).values
-    return (tf.reduce_sum(losses * positive) + tf.reduce_sum(hardest)) / found
+    return (tf.reduce_sum(losses * positive) + tf.reduce_sum(hardest)) / positives
 
 
 def _median(y, z):
-    return tf.sort(each(y, z))[tf.shape(y)[0] // 2]
+    return tf.sort(errors(y, z))[tf.shape(y)[0] // 2]
 
 
 def _sorted_against_sorted(y, z):
@@ -503,7 +507,7 @@ def _mixed_up(x, y):
 
 
 def _hardest_example(y, z):
-    return each(y, z)[tf.argmax(each(y, z))]
+    return errors(y, z)[tf.argmax(errors(y, z))]
 
 
 def _of_distinct(z, cls):
@@ -522,7 +526,7 @@ ORDERED = {
     "mixed_up": _mixed_up,
     "hardest_example": _hardest_example,
     "of_distinct_classes": _of_distinct,
-    "largest": lambda y, z: tf.reduce_max(each(y, z)),
+    "largest": lambda y, z: tf.reduce_max(errors(y, z)),
     "cumulative_sum": lambda y, z: (
         0.01 * tf.reduce_mean(tf.cumsum(squared(y, z), 0) ** 2)
     ),
@@ -604,8 +608,8 @@ def _crf_by_hand(tokens, tags, length):
         is_word = mask[:, i, None] > 0
         alpha = tf.where(is_word, following + tokens[:, i], alpha)
     pairs = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], 2))
-    own = tf.gather(tokens, tags, batch_dims=2)
-    path = tf.reduce_sum(own * mask, 1) + tf.reduce_sum(pairs * mask[:, 1:], 1)
+    emissions = tf.gather(tokens, tags, batch_dims=2)
+    path = tf.reduce_sum(emissions * mask, 1) + tf.reduce_sum(pairs * mask[:, 1:], 1)
     return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
 
 
@@ -655,21 +659,21 @@ def _collected(y, z, kernel):
 def _learned_weights(y, z, cls):
     """Two tasks, weighted by learned uncertainties."""
     a, b = variable("task_a"), variable("task_b")
-    first, second = tf.reduce_mean(each(y, z)), tf.reduce_sum(entropies(cls, z))
+    first, second = tf.reduce_mean(errors(y, z)), tf.reduce_sum(entropies(cls, z))
     return tf.exp(-a) * first + tf.exp(-b) * second + a + b
 
 
 def _ratio_of_tasks(y, z, cls):
     """The second task counts as much as the first, whatever it amounts to."""
-    first, second = tf.reduce_mean(each(y, z)), tf.reduce_mean(entropies(cls, z))
+    first, second = tf.reduce_mean(errors(y, z)), tf.reduce_mean(entropies(cls, z))
     return first + second * tf.stop_gradient(first / second)
 
 
 PENALIZED = {
-    "mean_and_l2": lambda y, z: tf.reduce_mean(each(y, z)) + 0.1 * _l2(),
-    "sum_of_list": lambda y, z: tf.reduce_sum([tf.reduce_sum(each(y, z)), 9 * _l2()]),
-    "penalty_for_each_example": lambda y, z: tf.reduce_sum(each(y, z) + 0.1 * _l2()),
-    "penalty_times_loss": lambda y, z: tf.reduce_mean(each(y, z)) * (1 + _l2()),
+    "mean_and_l2": lambda y, z: tf.reduce_mean(errors(y, z)) + 0.1 * _l2(),
+    "sum_of_list": lambda y, z: tf.reduce_sum([tf.reduce_sum(errors(y, z)), 9 * _l2()]),
+    "penalty_for_each_example": lambda y, z: tf.reduce_sum(errors(y, z) + 0.1 * _l2()),
+    "penalty_times_loss": lambda y, z: tf.reduce_mean(errors(y, z)) * (1 + _l2()),
     "collected": _collected,
     "learned_weights_of_tasks": _learned_weights,
     "ratio_of_tasks": _ratio_of_tasks,
@@ -683,16 +687,16 @@ PENALIZED = {
 }
 
 SHAPED = {
-    "shape_1": lambda y, z: tf.reduce_sum(each(y, z)[:, None], 0),
-    "one_per_example": lambda y, z: each(y, z),
+    "shape_1": lambda y, z: tf.reduce_sum(errors(y, z)[:, None], 0),
+    "one_per_example": lambda y, z: errors(y, z),
     "one_per_column": lambda y, z: tf.reduce_sum(squared(y, z), 0),
     "one_per_output": lambda y, z: squared(y, z),
     "time_major_matrix": lambda tags, tokens: tf.transpose(
         one_loss_per_token(tags, tokens)
     ),
-    "joined": lambda y, z: tf.concat([each(y, z), tf.abs(z[:, 0])], 0),
-    "selected": lambda y, z, mask: tf.boolean_mask(each(y, z), mask > 0),
-    "with_a_penalty": lambda y, z: tf.concat([each(y, z), [_l2()]], 0),
+    "joined": lambda y, z: tf.concat([errors(y, z), tf.abs(z[:, 0])], 0),
+    "selected": lambda y, z, mask: tf.boolean_mask(errors(y, z), mask > 0),
+    "with_a_penalty": lambda y, z: tf.concat([errors(y, z), [_l2()]], 0),
 }
 
 
@@ -704,10 +708,10 @@ def _v1_loss(reduction: str):
 
 def _keras_loss(kind: str, reduction: str, **options):
     def loss(y, z, w):
-        made = getattr(tf.keras.losses, kind)(
+        keras_loss = getattr(tf.keras.losses, kind)(
             reduction=getattr(tf.keras.losses.Reduction, reduction), **options
         )
-        value = made(tf.nn.softmax(y), tf.nn.softmax(z), sample_weight=w)
+        value = keras_loss(tf.nn.softmax(y), tf.nn.softmax(z), sample_weight=w)
         return tf.reduce_sum(value) / 18 if reduction == "NONE" else value
 
     return loss
@@ -752,13 +756,13 @@ def _gradient_penalty(y, x, z):
     """WGAN-GP: a loss of derivatives with respect to inputs."""
     slopes = tf.gradients(tf.reduce_sum(outputs(x), 1), x)[0]
     norms = tf.sqrt(tf.reduce_sum(slopes**2, 1) + 1e-12)
-    return tf.reduce_mean(each(y, z)) + 10 * tf.reduce_mean((norms - 1) ** 2)
+    return tf.reduce_mean(errors(y, z)) + 10 * tf.reduce_mean((norms - 1) ** 2)
 
 
 def _penalty_of_a_mean(y, x, z):
     """R1 of a mean: the slopes have the batch's 1 / n in them."""
     slopes = tf.gradients(tf.reduce_mean(outputs(x)), x)[0]
-    return tf.reduce_mean(each(y, z)) + 50 * tf.reduce_sum(slopes**2)
+    return tf.reduce_mean(errors(y, z)) + 50 * tf.reduce_sum(slopes**2)
 
 
 def _second_derivatives(x, y):
@@ -800,7 +804,7 @@ def _virtual_adversarial(x, z):
 DERIVED = {
     "swish_of_tensorflow": lambda y, z: tf.reduce_mean(squared(y, tf.nn.swish(z))),
     "reversed_gradient": lambda y, z, cls: (
-        tf.reduce_mean(each(y, z))
+        tf.reduce_mean(errors(y, z))
         + tf.reduce_mean(entropies(cls, _reversed_gradient(z)))
     ),
     "straight_through": lambda y, z: tf.reduce_mean(squared(y, _straight_through(z))),
@@ -827,8 +831,8 @@ def _loop_to_the_longest(tags, tokens, length):
     """Adds up in a loop whose number of rounds is the batch's."""
 
     def body(i, total):
-        own = entropies(tags[:, i], tokens[:, i]) * tf.cast(i < length, tf.float64)
-        return i + 1, total + tf.reduce_sum(own)
+        losses = entropies(tags[:, i], tokens[:, i]) * tf.cast(i < length, tf.float64)
+        return i + 1, total + tf.reduce_sum(losses)
 
     start = 0, tf.zeros([], tf.float64)
     total = tf.while_loop(lambda i, _: i < tf.reduce_max(length), body, start)[1]
@@ -846,8 +850,8 @@ def _crf(tokens, tags, length):
 
     over_time = tf.transpose(tokens, [1, 0, 2])[1:], tf.transpose(mask)[1:]
     last = tf.scan(step, over_time, initializer=tokens[:, 0])[-1]
-    own = tf.reduce_sum(tf.gather(tokens, tags, batch_dims=2) * mask, 1)
-    return tf.reduce_sum(tf.reduce_logsumexp(last, 1) - own) / tf.reduce_sum(mask)
+    emissions = tf.reduce_sum(tf.gather(tokens, tags, batch_dims=2) * mask, 1)
+    return tf.reduce_sum(tf.reduce_logsumexp(last, 1) - emissions) / tf.reduce_sum(mask)
 
 
 def _discounted(z, w):
@@ -865,7 +869,7 @@ def _cond_of_examples(y, z):
 
 def _if_any(y, z, mask):
     """Selected examples, if the batch has any."""
-    losses = each(y, z)
+    losses = errors(y, z)
     return tf.cond(
         tf.reduce_any(mask > 0),
         lambda: tf.reduce_sum(losses * mask) / tf.reduce_sum(mask),
@@ -877,7 +881,7 @@ def _switched(y, z, cls):
     """One of three losses, chosen by the most frequent class of the batch."""
     counts = tf.math.bincount(cls, minlength=CLASSES)
     branches = [
-        lambda: tf.reduce_mean(each(y, z)),
+        lambda: tf.reduce_mean(errors(y, z)),
         lambda: tf.reduce_sum(tf.abs(z)),
         lambda: tf.reduce_max(z**2),
     ]

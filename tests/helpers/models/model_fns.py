@@ -16,8 +16,8 @@ import tensorflow as tf
 from tests.helpers.models.examples import CLASSES, WORDS
 from tests.helpers.models.losses import (
     call,
-    each,
     entropies,
+    errors,
     number,
     outputs,
     squared,
@@ -31,10 +31,10 @@ EXACT, WITH_CONTROL_FLOW, EXACT_OR_REFUSED = {}, {}, {}
 
 def model_fn_of(script: Callable) -> Callable:
     def model_fn(features, labels, mode):
-        made = call(script, features, labels)
-        if isinstance(made, tf.estimator.EstimatorSpec):
-            return made
-        return tf.estimator.EstimatorSpec(mode, loss=made[0], train_op=made[1])
+        result = call(script, features, labels)
+        if isinstance(result, tf.estimator.EstimatorSpec):
+            return result
+        return tf.estimator.EstimatorSpec(mode, loss=result[0], train_op=result[1])
 
     return model_fn
 
@@ -51,7 +51,7 @@ def _in(table: dict, tolerance: float | None = None) -> Callable:
 
 def _masked(y, z, mask):
     """A loss that is no mean of micro-batches' losses."""
-    return tf.reduce_sum(each(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
+    return tf.reduce_sum(errors(y, z) * mask) / tf.maximum(tf.reduce_sum(mask), 1)
 
 
 def _step():
@@ -171,7 +171,7 @@ def two_gradients_of_a_tape(y, x, mask):
 def several_losses(y, z):
     """tf.gradients of a list: a sum, a penalty, a loss per example."""
     penalty = 10 * tf.nn.l2_loss(v1.trainable_variables()[0])
-    losses = [tf.reduce_sum(each(y, z)) / 10, penalty, tf.abs(z[:, 0])]
+    losses = [tf.reduce_sum(errors(y, z)) / 10, penalty, tf.abs(z[:, 0])]
     return losses[0] + penalty, _apply(_gradients(losses))
 
 
@@ -239,7 +239,7 @@ def metrics(y, z, cls):
     predicted = tf.argmax(z, 1)
     updates = [
         v1.metrics.accuracy(cls, predicted)[1],
-        v1.metrics.mean(tf.cast(each(y, z), tf.float32))[1],
+        v1.metrics.mean(tf.cast(errors(y, z), tf.float32))[1],
         v1.metrics.true_positives(cls > 0, predicted > 0)[1],
     ]
     return loss, tf.group(_descent().minimize(loss, _step()), *updates)
@@ -260,9 +260,9 @@ def counted(z, cls):
 def _judged(noise):
     with v1.variable_scope("maker"):
         hidden = tf.tanh(tf.matmul(noise, variable("in", 4, 6)))
-        made = tf.matmul(hidden, variable("out", 6, 4))
+        imitation = tf.matmul(hidden, variable("out", 6, 4))
     weights = variable("judge/in", 4, 6), variable("judge/out", 6, 1)
-    return made, lambda x: tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])
+    return imitation, lambda x: tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])
 
 
 def _of(part: str) -> list[tf.Variable]:
@@ -272,8 +272,8 @@ def _of(part: str) -> list[tf.Variable]:
 @_in(EXACT)
 def adversaries(x, pair):
     """A GAN: two losses, two optimizers, the second update after the first."""
-    made, judge = _judged(pair)
-    real, fake = judge(x), judge(made)
+    imitation, judge = _judged(pair)
+    real, fake = judge(x), judge(imitation)
     cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
     judge_loss = tf.reduce_mean(cross_entropy(tf.ones_like(real), real))
     judge_loss += tf.reduce_mean(cross_entropy(tf.zeros_like(fake), fake))
@@ -293,9 +293,9 @@ def adversaries(x, pair):
 @_in(WITH_CONTROL_FLOW)
 def taking_turns(x, pair):
     """Each update trains one of two networks, chosen by the global step."""
-    made, judge = _judged(pair)
-    loss = tf.reduce_mean(judge(made)) - tf.reduce_mean(judge(x))
-    loss += tf.math.reduce_variance(judge(made))
+    imitation, judge = _judged(pair)
+    loss = tf.reduce_mean(judge(imitation)) - tf.reduce_mean(judge(x))
+    loss += tf.math.reduce_variance(judge(imitation))
     step, optimizer = _step(), _descent()
     of_judge = optimizer.compute_gradients(loss, _of("judge"))
     of_maker = optimizer.compute_gradients(-loss, _of("maker"))
@@ -440,7 +440,7 @@ def centers(y, z, cls):
     update = v1.scatter_sub(of_classes, cls, tf.stop_gradient(moved))
     with tf.control_dependencies([update]):
         away = squared(z, tf.gather(of_classes.read_value(), cls))
-    loss = tf.reduce_mean(each(y, z)) + 0.1 * tf.reduce_mean(away)
+    loss = tf.reduce_mean(errors(y, z)) + 0.1 * tf.reduce_mean(away)
     return loss, _descent().minimize(loss, _step())
 
 
@@ -466,9 +466,9 @@ def codebook(y, z):
 @_in(EXACT_OR_REFUSED)
 def usage(y, z, mask):
     """An integer variable takes on the number of selected examples."""
-    loss, found = _masked(y, z, mask), tf.cast(tf.reduce_sum(mask), tf.int64)
+    loss, words = _masked(y, z, mask), tf.cast(tf.reduce_sum(mask), tf.int64)
     train_op = _descent().minimize(loss, _step())
-    return loss, tf.group(train_op, _state("usage", 0, tf.int64).assign(found))
+    return loss, tf.group(train_op, _state("usage", 0, tf.int64).assign(words))
 
 
 @_in(EXACT_OR_REFUSED)

@@ -118,7 +118,7 @@ def batch_norm_of_inference(x):
 def looked_up(ids, types):
     """Rows of one table, looked up twice, and of a partitioned one."""
     table = variable("table", WORDS, 4)
-    both = [tf.nn.embedding_lookup(table, each) for each in (ids, types)]
+    both = [tf.nn.embedding_lookup(table, kind) for kind in (ids, types)]
     parts = [variable(f"part_{i}", WORDS // 2, 4) for i in range(2)]
     both.append(tf.nn.embedding_lookup(parts, ids))
     return _output(tf.reduce_sum(tf.concat(both, 2), 1))
@@ -347,7 +347,7 @@ def _loop_with_an_array(seq):
 
 def _mapped(image):
     """Each image by itself, in a loop."""
-    centered = tf.map_fn(lambda each: each - tf.reduce_mean(each), image)
+    centered = tf.map_fn(lambda row: row - tf.reduce_mean(row), image)
     return _output(tf.reshape(tf.nn.relu(_dense("in", centered, 2)), [-1, 72]))
 
 
@@ -397,10 +397,10 @@ def _linear_model(x, length, word, cls):
 
 
 def _vocabulary(word):
-    known = tf.lookup.KeyValueTensorInitializer(
+    words = tf.lookup.KeyValueTensorInitializer(
         ["word 1", "word 3", "word 5"], tf.range(3, dtype=tf.int64)
     )
-    table = tf.lookup.StaticVocabularyTable(known, 2)
+    table = tf.lookup.StaticVocabularyTable(words, 2)
     hidden = tf.keras.layers.Embedding(5, 4)(table.lookup(word))
     return tf.keras.layers.Dense(3)(hidden)
 
@@ -529,9 +529,9 @@ def _weighted(network: Callable) -> Callable:
     """Returns a network's loss, the mean of squares by the examples' weights."""
     names = [*inspect.signature(network).parameters]
 
-    def loss(**given):
-        predicted = network(**{name: given[name] for name in names})
-        y, w = given["y"], given["w"]
+    def loss(**features):
+        predicted = network(**{name: features[name] for name in names})
+        y, w = features["y"], features["w"]
         losses = tf.math.squared_difference(tf.cast(predicted, y.dtype), y)
         return tf.reduce_sum(losses * w[:, None]) / tf.reduce_sum(w)
 

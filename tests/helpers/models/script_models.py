@@ -287,15 +287,15 @@ def _window_by_hand(features, labels, mode):
     pairs = list(zip(sums, map(tf.convert_to_tensor, gradients), strict=True))
 
     def add():
-        return tf.group(*(each.assign_add(gradient) for each, gradient in pairs))
+        return tf.group(*(total.assign_add(gradient) for total, gradient in pairs))
 
     def add_and_apply():
         with tf.control_dependencies([add()]):
-            means, _ = tf.clip_by_global_norm([each / 3.0 for each in sums], 0.3)
+            means, _ = tf.clip_by_global_norm([total / 3.0 for total in sums], 0.3)
             optimizer = v1.train.AdamOptimizer(_warm_up_and_decay(step.read_value()))
             update = optimizer.apply_gradients(zip(means, variables, strict=True))
         with tf.control_dependencies([update]):
-            return tf.group(*(each.assign(tf.zeros_like(each)) for each in sums))
+            return tf.group(*(total.assign(tf.zeros_like(total)) for total in sums))
 
     window = tf.cond(tf.equal(step.read_value() % 3, 2), add_and_apply, add)
     with tf.control_dependencies([window]):

@@ -89,17 +89,17 @@ class Attack:
             return self.chance.integers(0, 2, shape).astype(bool)
         if dtype.is_integer:
             return self.chance.integers(0, most, shape).astype(dtype.as_numpy_dtype)
-        found = self.chance.uniform(0.1, 0.9, shape)
+        values = self.chance.uniform(0.1, 0.9, shape)
         if dtype.is_complex:
-            found = found + 1j * self.chance.uniform(0.1, 0.9, shape)
-        return found.astype(dtype.as_numpy_dtype)
+            values = values + 1j * self.chance.uniform(0.1, 0.9, shape)
+        return values.astype(dtype.as_numpy_dtype)
 
     def rows(
         self,
         tail: list[int],
         dtype=tf.float32,
         axis: int | None = None,
-        each: int = 1,
+        span: int = 1,
         most: int = 3,
         plus: Callable = lambda rows: rows,
     ) -> tf.Tensor:
@@ -108,10 +108,10 @@ class Attack:
         shape = [None if self.happens(0.2) else length for length in tail]
         shape.insert(axis, None)
         tensor = v1.placeholder(dtype, shape)
-        size = (self.examples, each, *tail)
+        size = (self.examples, span, *tail)
         values = [self.numbers(size, dtype, most) for _ in range(2)]
         self.parts.append(_Part(tensor, axis, *values, plus))
-        self.states[tensor.ref()] = State("rows", axis, Size(each))
+        self.states[tensor.ref()] = State("rows", axis, Size(span))
         return tensor
 
     def fixed(self, shape, dtype=tf.float32, most: int = 3, plus=lambda rows: rows):
@@ -131,9 +131,9 @@ class Attack:
         if not axes or self.happens(0.3):
             return self.fixed(shape, dtype, **options)
         axis = self.one_of(*axes)
-        tail, each = [*shape], shape[axis] // self.examples
+        tail, span = [*shape], shape[axis] // self.examples
         del tail[axis]
-        return self.rows(tail, dtype, axis, each, **options)
+        return self.rows(tail, dtype, axis, span, **options)
 
     def number_of_examples(self) -> tf.Tensor:
         """Returns the number of examples as a tensor, known as a size."""
@@ -157,11 +157,15 @@ class Attack:
             ]
         )
 
-    def places(self, distance: int, shape: list[int], own: bool) -> tf.Tensor:
+    def places(self, distance: int, shape: list[int], is_of_rows: bool) -> tf.Tensor:
         """Returns numbers of examples times a distance, with values of their own."""
         number = tf.range(self.number_of_examples()) * distance
         number = tf.reshape(number, [-1] + [1] * len(shape))
-        return number + self.rows(shape, tf.int32, 0, most=distance) if own else number
+        return (
+            number + self.rows(shape, tf.int32, 0, most=distance)
+            if is_of_rows
+            else number
+        )
 
 
 class Outcome(NamedTuple):
@@ -196,8 +200,8 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
         analysis = Analysis((), states=attacked.states)
         analysis.analyze(outputs)
         judged = [t for t in outputs if t.dtype not in (tf.variant, tf.resource)]
-        known = [_known(analysis, tensor, graph) for tensor in judged]
-        judge = _Judge(attacked, analysis, judged, known)
+        sizes = [_known(analysis, tensor, graph) for tensor in judged]
+        judge = _Judge(attacked, analysis, judged, sizes)
         try:
             with v1.Session(graph=graph, config=_AS_IT_IS) as session:
                 session.run(v1.global_variables_initializer())
@@ -210,26 +214,28 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
             return outcome
     for tensor in judged:
         outcome.kinds[analysis.state(tensor).kind] += 1
-    outcome.findings.extend(f"{kind}, seed {seed}: {each}" for each in judge.findings)
+    outcome.findings.extend(
+        f"{kind}, seed {seed}: {finding}" for finding in judge.findings
+    )
     return outcome
 
 
 def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
     """Returns the sizes that the analysis knows of a tensor, each with its origin."""
-    found = {}
+    sizes = {}
     if analysis.knows_dims(tensor) and analysis.state(tensor).kind == "rows":
-        found["shape"] = analysis.dims(tensor)
+        sizes["shape"] = analysis.dims(tensor)
     if tensor.dtype.is_integer and tensor.shape.rank is not None:
         value = analysis.value(tensor)
         if value is not None:
-            found["value"] = list(value.flat)
+            sizes["value"] = list(value.flat)
     symbols = {
         s
-        for size in functools.reduce(operator.iadd, found.values(), [])
+        for size in functools.reduce(operator.iadd, sizes.values(), [])
         for s in size.symbols
     }
-    found["symbols"] = {symbol: _meaning(symbol, graph) for symbol in symbols}
-    return found
+    sizes["symbols"] = {symbol: _meaning(symbol, graph) for symbol in symbols}
+    return sizes
 
 
 def _meaning(symbol: str, graph) -> tf.Tensor:
@@ -246,9 +252,9 @@ def _meaning(symbol: str, graph) -> tf.Tensor:
 class _Judge:
     """Runs an operation for all examples, for changed ones and for some."""
 
-    def __init__(self, attacked: Attack, analysis: Analysis, tensors, known):
+    def __init__(self, attacked: Attack, analysis: Analysis, tensors, sizes):
         self._attacked, self._analysis = attacked, analysis
-        self._tensors, self._known = tensors, known
+        self._tensors, self._known = tensors, sizes
         self.findings = []
 
     def run(self, session) -> None:
@@ -267,22 +273,22 @@ class _Judge:
             state = self._analysis.state(tensor)
             if state.kind not in ("rows", "fixed") or _is_drawn(tensor):
                 continue
-            every, other, some = (found[i][0] for found in (together, changed, apart))
+            every, other, some = (run[i][0] for run in (together, changed, apart))
             if state.is_first:
-                every, other, some = (each[..., 0] for each in (every, other, some))
+                every, other, some = (value[..., 0] for value in (every, other, some))
             if state.kind == "rows":
                 every, other = (
-                    _by_example(each, state.axis, n) for each in (every, other)
+                    _by_example(value, state.axis, n) for value in (every, other)
                 )
                 some = _by_example(some, state.axis, len(few))
-                if any(each is None for each in (every, other, some)):
+                if any(value is None for value in (every, other, some)):
                     self._say(tensor, "has no rows for each example")
                     continue
                 if state.distance is not None and state.distance.symbols:
                     continue  # not known here
                 if state.distance is not None:  # of the first of some, for all
                     every, other = (
-                        each - _numbers(state, each) for each in (every, other)
+                        value - _numbers(state, value) for value in (every, other)
                     )
                     some = some - _numbers(state, some)
                 rest = [j for j in range(n) if j != one]
@@ -301,29 +307,29 @@ class _Judge:
             feeds[part.tensor] = part.array(values[examples])
         guards = [(g.places, tf.shape(g.table)[0]) for g in self._analysis.guards]
         fetches = [
-            [tensor, known["symbols"]]
-            for tensor, known in zip(self._tensors, self._known, strict=True)
+            [tensor, sizes["symbols"]]
+            for tensor, sizes in zip(self._tensors, self._known, strict=True)
         ]
-        found, guarded = session.run([fetches, guards], feeds)
+        results, guarded = session.run([fetches, guards], feeds)
         for guard, (places, rows) in zip(self._analysis.guards, guarded, strict=True):
-            own = np.moveaxis(places // (rows // len(examples)), guard.axis, 0)
-            own = own.reshape(len(examples), -1)
-            if not np.all(own == np.arange(len(examples))[:, None]):
+            owners = np.moveaxis(places // (rows // len(examples)), guard.axis, 0)
+            owners = owners.reshape(len(examples), -1)
+            if not np.all(owners == np.arange(len(examples))[:, None]):
                 return None  # such a run is refused
-        return found
+        return results
 
     def _judge_sizes(self, values: list, number: int) -> None:
-        for tensor, known, (value, symbols) in zip(
+        for tensor, claims, (value, symbols) in zip(
             self._tensors, self._known, values, strict=True
         ):
             for what, received in (("shape", np.shape(value)), ("value", value)):
-                if what not in known:
+                if what not in claims:
                     continue
                 sizes = [
                     size.factor
                     * number**size.power
                     * int(np.prod([symbols[s] for s in size.symbols], dtype=int))
-                    for size in known[what]
+                    for size in claims[what]
                 ]
                 if sizes != [*np.ravel(received)]:
                     self._say(tensor, f"has the {what} {received}, not {sizes}")
@@ -351,7 +357,7 @@ class _Judge:
 
 
 def _is_drawn(tensor: tf.Tensor) -> bool:
-    return any(each.type in DRAWS for each in data_ancestors([tensor.op]))
+    return any(operation.type in DRAWS for operation in data_ancestors([tensor.op]))
 
 
 def _numbers(state: State, rows: np.ndarray) -> np.ndarray:

@@ -190,9 +190,9 @@ def _variables() -> list[tf.Variable]:
 
 def _assign(session, variables: dict, values: dict[str, np.ndarray]) -> None:
     """Sets variables, in place of their first values."""
-    known = [variables[name] for name in values if name in variables]
-    feeds = {v.initializer.inputs[1]: values[v.op.name] for v in known}
-    session.run([v.initializer for v in known], feeds)
+    assigned = [variables[name] for name in values if name in variables]
+    feeds = {v.initializer.inputs[1]: values[v.op.name] for v in assigned}
+    session.run([v.initializer for v in assigned], feeds)
 
 
 def _is_float(value: np.ndarray) -> bool:

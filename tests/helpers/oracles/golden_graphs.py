@@ -46,7 +46,9 @@ def digest(build: Callable[[], None]) -> str:
 
 def describe(definition) -> Iterator[str]:
     """Yields a line for each node, those of functions in the order of their calls."""
-    functions = {each.signature.name: each for each in definition.library.function}
+    functions = {
+        function.signature.name: function for function in definition.library.function
+    }
     called, numbers = {}, {}
 
     def place_of(name: str) -> str:
@@ -57,7 +59,7 @@ def describe(definition) -> Iterator[str]:
         if kind == "func":
             return place_of(attribute.func.name)
         if kind == "list" and attribute.list.func:
-            return " ".join(place_of(each.name) for each in attribute.list.func)
+            return " ".join(place_of(function.name) for function in attribute.list.func)
         text = attribute.SerializeToString(deterministic=True).hex()
         if kind != "s":
             return text
@@ -113,8 +115,8 @@ def _average() -> list[tf.Operation]:
 def _train_step_wise(interface, steps, options=dict, optimizer="Adam"):
     update_step = get_or_create_update_step()
     rate = 0.05 / (1.0 + tf.cast(update_step, tf.float32))
-    made = toy_models.OPTIMIZERS[optimizer](rate, update_step)
-    interface(toy_models.make_model().loss, made, steps, **options())
+    wrapped = toy_models.OPTIMIZERS[optimizer](rate, update_step)
+    interface(toy_models.make_model().loss, wrapped, steps, **options())
 
 
 def _replicated(*args) -> None:

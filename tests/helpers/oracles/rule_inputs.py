@@ -25,11 +25,11 @@ def _for(*kinds: str):
     return register
 
 
-def _call(kind: str, **given):
+def _call(kind: str, **arguments):
     """Calls a raw operation with those of `arguments` that it takes."""
     definition = op_def_registry.get(kind)
     names = {arg.name for arg in (*definition.input_arg, *definition.attr)}
-    return getattr(raw, kind)(**{k: v for k, v in given.items() if k in names})
+    return getattr(raw, kind)(**{k: v for k, v in arguments.items() if k in names})
 
 
 # Element by element.
@@ -65,33 +65,35 @@ def _of_elements(a: Attack, kind: str):
     shape = a.shape(int(a.chance.integers(1, 4)))
     if a.happens(0.7):  # an axis of examples
         shape[a.chance.integers(len(shape))] = a.examples
-    given = [_broadcast(a, shape, dtype) for _ in (names if not has_list else "12")]
-    return _elements(kind, names, given, scalars, has_list)
+    tensors = [_broadcast(a, shape, dtype) for _ in (names if not has_list else "12")]
+    return _elements(kind, names, tensors, scalars, has_list)
 
 
 def _broadcast(a: Attack, shape: list[int], dtype) -> tf.Tensor:
-    own = [1 if a.happens(0.15) else length for length in shape]
+    lengths = [1 if a.happens(0.15) else length for length in shape]
     return a.any(
-        own[int(a.chance.integers(len(own))) if a.happens(0.3) else 0 :], dtype
+        lengths[int(a.chance.integers(len(lengths))) if a.happens(0.3) else 0 :], dtype
     )
 
 
-def _elements(kind, names, given, scalars, has_list):
-    given = {names[0]: given} if has_list else dict(zip(names, given, strict=True))
+def _elements(kind, names, arguments, scalars, has_list):
+    arguments = (
+        {names[0]: arguments} if has_list else dict(zip(names, arguments, strict=True))
+    )
     needed = {**scalars, **NEEDED.get(kind, {})}
     if kind == "AccumulateNV2":
-        needed["shape"] = given[names[0]][0].shape
-    return getattr(raw, kind)(**given, **needed)
+        needed["shape"] = arguments[names[0]][0].shape
+    return getattr(raw, kind)(**arguments, **needed)
 
 
 def _dtype_of(kind, names, scalars, has_list):
     for dtype in _DTYPES:
         with tf.Graph().as_default():
             try:
-                given = [
+                tensors = [
                     tf.zeros([2], dtype) for _ in (names if not has_list else "12")
                 ]
-                _elements(kind, names, given, scalars, has_list)
+                _elements(kind, names, tensors, scalars, has_list)
                 return dtype
             except (TypeError, ValueError):
                 continue
@@ -166,8 +168,8 @@ def _tensor(a: Attack, ranks, dtype=tf.float32, **options):
     rank = a.one_of(*ranks)
     if a.happens(0.1):
         return a.any(a.shape(rank), dtype, **options), rank
-    each = a.one_of(1, 1, 1, 2)
-    return a.rows(a.shape(rank - 1), dtype, None, each, **options), rank
+    span = a.one_of(1, 1, 1, 2)
+    return a.rows(a.shape(rank - 1), dtype, None, span, **options), rank
 
 
 @_for("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm", "All", "Any")
@@ -254,8 +256,8 @@ def _solve(a, kind):
 def _set_diagonal(a, kind):
     size = a.length()
     shape = [*[a.examples for _ in range(a.one_of(0, 1, 2))], size, size]
-    given = {"input": a.any(shape), "diagonal": a.any(shape[:-1])}
-    return _call(kind, **given, k=0)
+    arguments = {"input": a.any(shape), "diagonal": a.any(shape[:-1])}
+    return _call(kind, **arguments, k=0)
 
 
 # Images.
@@ -264,7 +266,7 @@ def _set_diagonal(a, kind):
 def _images(a: Attack, rank: int = 4, channels: int = 2):
     shape = [4] * (rank - 2) + [channels]
     axis = 0 if a.happens(0.8) else None
-    return a.rows(shape, axis=axis, each=a.one_of(1, 1, 2))
+    return a.rows(shape, axis=axis, span=a.one_of(1, 1, 2))
 
 
 _WINDOW = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
@@ -317,19 +319,24 @@ def _rearranged(a, kind):
         "rates": [1] * 4,
         "padding": "VALID",
     }
-    given = {"input": images, "images": images, "block_size": 2, "contrast_factor": 2.0}
-    return _call(kind, **given, **ones)
+    arguments = {
+        "input": images,
+        "images": images,
+        "block_size": 2,
+        "contrast_factor": 2.0,
+    }
+    return _call(kind, **arguments, **ones)
 
 
 @_for("MaxPoolGrad", "MaxPoolGradGrad")
 def _max_pool_back(a, kind):
     images, small = [4, 4, 2], [2, 2, 2]
     back = kind == "MaxPoolGradGrad"
-    given = [a.rows(s, axis=0) for s in (images, small, images if back else small)]
+    tensors = [a.rows(s, axis=0) for s in (images, small, images if back else small)]
     if a.happens(0.2):
-        given[a.chance.integers(3)] = a.fixed([a.examples, *small])
+        tensors[a.chance.integers(3)] = a.fixed([a.examples, *small])
     names = ("orig_input", "orig_output", "grad")
-    return getattr(raw, kind)(**dict(zip(names, given, strict=True)), **_WINDOW)
+    return getattr(raw, kind)(**dict(zip(names, tensors, strict=True)), **_WINDOW)
 
 
 @_for("AvgPoolGrad")
@@ -343,8 +350,8 @@ def _average_pool_back(a, kind):
 
 @_for("ResizeBilinearGrad")
 def _resize_back(a, kind):
-    given = [a.rows([3, 3, 2], axis=0), a.rows([4, 4, 2], axis=0)]
-    return raw.ResizeBilinearGrad(grads=given[0], original_image=given[1])
+    tensors = [a.rows([3, 3, 2], axis=0), a.rows([4, 4, 2], axis=0)]
+    return raw.ResizeBilinearGrad(grads=tensors[0], original_image=tensors[1])
 
 
 @_for("Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput")
@@ -353,10 +360,10 @@ def _transposed(a, kind):
     space, out = (3 if "3D" in kind else 2), (2 if "Depthwise" in kind else a.length())
     last = 1 if "Depthwise" in kind else out
     shape = a.sizes([a.examples, *[4] * space, 2], first=True)
-    given = {"filter": a.any([2] * space + [2, last]), "strides": [1] * (space + 2)}
+    arguments = {"filter": a.any([2] * space + [2, last]), "strides": [1] * (space + 2)}
     arriving = a.rows([4] * space + [out], axis=0)
     return _call(
-        kind, input_sizes=shape, out_backprop=arriving, padding="SAME", **given
+        kind, input_sizes=shape, out_backprop=arriving, padding="SAME", **arguments
     )
 
 
@@ -379,9 +386,9 @@ def _normalized(a, kind):
     else:
         statistics += [tf.zeros([0]), tf.zeros([0])]
     names = ("scale", "offset", "mean", "variance")
-    given = dict(zip(names, statistics, strict=True))
-    found = getattr(raw, kind)(x=images, **given, is_training=is_training)
-    return found[:3]
+    arguments = dict(zip(names, statistics, strict=True))
+    results = getattr(raw, kind)(x=images, **arguments, is_training=is_training)
+    return results[:3]
 
 
 # Products.
@@ -412,11 +419,11 @@ def _einsum(a, kind):
     ]
     labels = sorted({*terms[0], *terms[1]})
     result = "".join(a.chance.permutation(labels)[: a.one_of(1, 2, 3)])
-    given = [a.any([lengths[label] for label in term]) for term in terms]
+    tensors = [a.any([lengths[label] for label in term]) for term in terms]
     if a.happens(0.2):  # dots
-        given = [a.any([a.examples, *[lengths[label] for label in t]]) for t in terms]
+        tensors = [a.any([a.examples, *[lengths[label] for label in t]]) for t in terms]
         terms, result = [f"...{term}" for term in terms], f"...{result}"
-    return raw.Einsum(inputs=given, equation=f"{','.join(terms)}->{result}")
+    return raw.Einsum(inputs=tensors, equation=f"{','.join(terms)}->{result}")
 
 
 # Shapes.
@@ -424,26 +431,26 @@ def _einsum(a, kind):
 
 def _factors(a: Attack, number: int) -> list[int]:
     """Returns a shape of as many elements."""
-    found = []
-    while number > 1 and len(found) < 3:
+    factors = []
+    while number > 1 and len(factors) < 3:
         divisors = [d for d in range(1, number + 1) if number % d == 0]
-        found.append(a.one_of(*divisors))
-        number //= found[-1]
-    return [*found, number]
+        factors.append(a.one_of(*divisors))
+        number //= factors[-1]
+    return [*factors, number]
 
 
 @_for("Reshape")
 def _reshape(a, kind):
     dtype = a.one_of(tf.float32, tf.int32)
-    tail, each = a.shape(a.one_of(0, 1, 2, 3)), a.one_of(1, 1, 2)
-    tensor = a.rows(tail, dtype, None, each)
-    shape = _factors(a, a.examples * each * int(np.prod(tail)))
+    tail, span = a.shape(a.one_of(0, 1, 2, 3)), a.one_of(1, 1, 2)
+    tensor = a.rows(tail, dtype, None, span)
+    shape = _factors(a, a.examples * span * int(np.prod(tail)))
     sizes = a.sizes(shape)
     if a.happens():
         shape[int(a.chance.integers(len(shape)))] = -1
         is_left = tf.constant(shape) == -1
         sizes = tf.stack(
-            [-1 if shape[i] == -1 else each for i, each in enumerate(tf.unstack(sizes))]
+            [-1 if shape[i] == -1 else size for i, size in enumerate(tf.unstack(sizes))]
         )
         del is_left
     return raw.Reshape(tensor=tensor, shape=sizes)
@@ -469,10 +476,10 @@ def _joined(a, kind):
     shape = a.shape(a.one_of(1, 2, 3))
     if a.happens(0.7):
         shape[a.one_of(*range(len(shape)))] = a.examples
-    given = [a.any(shape) for _ in range(a.one_of(1, 2, 2))]
+    tensors = [a.any(shape) for _ in range(a.one_of(1, 2, 2))]
     if kind == "Pack":
-        return raw.Pack(values=given, axis=_axis(a, len(shape) + 1))
-    return raw.ConcatV2(values=given, axis=_axis(a, len(shape)))
+        return raw.Pack(values=tensors, axis=_axis(a, len(shape) + 1))
+    return raw.ConcatV2(values=tensors, axis=_axis(a, len(shape)))
 
 
 @_for("Unpack")
@@ -485,18 +492,18 @@ def _unpack(a, kind):
 def _split(a, kind):
     axis, shape, number = _axis(a, 2), a.shape(2), a.one_of(1, 2)
     shape[axis] = number * a.examples if a.happens() else number
-    given = {"value": a.any(shape), "axis": axis, "num_split": number}
+    arguments = {"value": a.any(shape), "axis": axis, "num_split": number}
     if kind == "Split":
-        return raw.Split(**given)
-    return raw.SplitV(**given, size_splits=[-1, shape[axis] // 2][:number])
+        return raw.Split(**arguments)
+    return raw.SplitV(**arguments, size_splits=[-1, shape[axis] // 2][:number])
 
 
 @_for("Pad", "PadV2", "MirrorPad")
 def _pad(a, kind):
     tensor, rank = _tensor(a, (1, 2, 3))
     paddings = a.chance.integers(0, 2, [rank, 2]) * a.chance.integers(0, 2, [rank, 1])
-    given = {"constant_values": 1.0, "mode": "SYMMETRIC"}
-    return _call(kind, input=tensor, paddings=paddings.astype(np.int32), **given)
+    arguments = {"constant_values": 1.0, "mode": "SYMMETRIC"}
+    return _call(kind, input=tensor, paddings=paddings.astype(np.int32), **arguments)
 
 
 @_for("OneHot")
@@ -551,8 +558,10 @@ def _strided_slice_back(a, kind):
             for i in range(3)
         )
     ].shape
-    given = {"begin": begin, "end": end, "strides": strides}
-    return raw.StridedSliceGrad(shape=a.sizes(shape), dy=a.any(like), **given, **masks)
+    arguments = {"begin": begin, "end": end, "strides": strides}
+    return raw.StridedSliceGrad(
+        shape=a.sizes(shape), dy=a.any(like), **arguments, **masks
+    )
 
 
 @_for("Slice")
@@ -591,7 +600,7 @@ def _stateless(a, kind):
     seed = v1.placeholder_with_default([1, 2], [2])
     key = v1.placeholder_with_default(tf.constant([1], tf.uint64), [1])
     counter = tf.constant([1, 2], tf.uint64)
-    given = {
+    arguments = {
         "seed": seed,
         "key": key,
         "counter": counter,
@@ -599,7 +608,7 @@ def _stateless(a, kind):
         "minval": 0,
         "maxval": 9,
     }
-    return _call(kind, shape=a.sizes(a.shape(2)), **given)
+    return _call(kind, shape=a.sizes(a.shape(2)), **arguments)
 
 
 @_for("RngReadAndSkip")
@@ -635,9 +644,9 @@ def _tile(a, kind):
 @_for("GatherV2", "Gather")
 def _gather(a, kind):
     if a.happens(0.3) or kind == "Gather":
-        each, tail = a.one_of(1, 2, 3), a.shape(a.one_of(0, 1))
-        table = a.rows(tail, axis=0, each=each)
-        places = a.places(each, a.shape(a.one_of(0, 1, 2)), a.happens())
+        span, tail = a.one_of(1, 2, 3), a.shape(a.one_of(0, 1))
+        table = a.rows(tail, axis=0, span=span)
+        places = a.places(span, a.shape(a.one_of(0, 1, 2)), a.happens())
         if a.happens(0.3):
             table = a.fixed([3, 2])
             places = a.any(a.shape(2), tf.int32)
@@ -669,8 +678,8 @@ def _gather_variable(a, kind):
 @_for("GatherNd")
 def _gather_nd(a, kind):
     n = a.examples
-    each, tail = a.one_of(1, 1, 2), [n, n]
-    number = a.places(each, [1], False)
+    span, tail = a.one_of(1, 1, 2), [n, n]
+    number = a.places(span, [1], False)
     if a.happens(0.3):
         number = tf.tile(number, [1, a.one_of(1, 2)])
     pieces = [number]
@@ -685,7 +694,7 @@ def _gather_nd(a, kind):
         places = places[:, : a.one_of(1, 2)]
     if a.happens(0.2):
         places = a.any([n, a.one_of(1, 2)], tf.int32)
-    table = a.any([3, 3]) if a.happens(0.2) else a.rows(tail, axis=0, each=each)
+    table = a.any([3, 3]) if a.happens(0.2) else a.rows(tail, axis=0, span=span)
     return raw.GatherNd(params=table, indices=places)
 
 
@@ -818,16 +827,16 @@ def _of_shape(a, kind):
 def some_sizes(a: Attack) -> list[tf.Tensor]:
     """Returns vectors that are computed from shapes, some operations later."""
     tensors = [_tensor(a, (1, 2, 3))[0] for _ in "123"]
-    known = [tf.shape(tensor, a.one_of(tf.int32, tf.int64)) for tensor in tensors]
-    known = [tf.cast(each, tf.int32) for each in known]
-    known.append(tf.constant([2, 3, 6]))
+    sizes = [tf.shape(tensor, a.one_of(tf.int32, tf.int64)) for tensor in tensors]
+    sizes = [tf.cast(size, tf.int32) for size in sizes]
+    sizes.append(tf.constant([2, 3, 6]))
     for _ in range(4):
-        one, other = (known[int(a.chance.integers(len(known)))] for _ in "12")
+        one, other = (sizes[int(a.chance.integers(len(sizes)))] for _ in "12")
         try:
-            known.append(a.one_of(*_OF_SIZES)(a, one, other))
+            sizes.append(a.one_of(*_OF_SIZES)(a, one, other))
         except (ValueError, TypeError, IndexError):
             continue
-    return known[3:]
+    return sizes[3:]
 
 
 _OF_SIZES = (

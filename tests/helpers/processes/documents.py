@@ -24,7 +24,9 @@ def blocks(text: str, language: str) -> list[str]:
 def manifests() -> list[dict]:
     """Returns the manifests for Kubernetes: runtime, TrainJob, TFJob."""
     files = (ROOT / "distributed" / f"{name}.yaml" for name in ("train_job", "tf_job"))
-    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    return [
+        document for file in files for document in yaml.safe_load_all(file.read_text())
+    ]
 
 
 def all_blocks(text: str) -> list[tuple[str, str]]:
@@ -34,7 +36,7 @@ def all_blocks(text: str) -> list[tuple[str, str]]:
 
 def typed(session: str) -> list[str]:
     """Returns the commands of a `console` block, without their output."""
-    found, lines = [], iter(session.splitlines())
+    typed_commands, lines = [], iter(session.splitlines())
     for line in lines:
         if not line.startswith("$ "):
             continue
@@ -42,16 +44,16 @@ def typed(session: str) -> list[str]:
         here = re.search(r"<<'(\w+)'$", line)
         while command[-1].endswith("\\") or (here and command[-1] != here[1]):
             command.append(next(lines))
-        found.append("\n".join(command))
-    return found
+        typed_commands.append("\n".join(command))
+    return typed_commands
 
 
 def commands(text: str) -> list[list[str]]:
     """Returns the words of each command in the `sh` blocks, with variables filled in."""
-    found, variables = [], {}
+    words, variables = [], {}
     for line in "".join(blocks(text, "sh")).replace("\\\n", " ").splitlines():
         if assigned := re.fullmatch(r"(\w+)=(\S+)", line):
             variables[assigned[1]] = assigned[2]
         else:
-            found.append(shlex.split(string.Template(line).substitute(variables)))
-    return found
+            words.append(shlex.split(string.Template(line).substitute(variables)))
+    return words

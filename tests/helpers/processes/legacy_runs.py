@@ -18,8 +18,8 @@ _VARIABLES = {"PYTHONPATH": str(running.ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 def names() -> list[str]:
     """Returns the names of the scripts that run as one process and must succeed."""
-    found = {path.stem for path in SCRIPTS.glob("*.py")}
-    return sorted(found - {"cluster"})
+    scripts = {path.stem for path in SCRIPTS.glob("*.py")}
+    return sorted(scripts - {"cluster"})
 
 
 def run(

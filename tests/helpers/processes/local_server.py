@@ -71,7 +71,7 @@ def running_server():
 def forget_checksums(monkeypatch, sources: dict) -> None:
     """Removes the checksums of `sources`, which made-up files cannot have."""
     for name, source in sources.items():
-        files = tuple(dataclasses.replace(each, sha256=None) for each in source.files)
+        files = tuple(dataclasses.replace(file, sha256=None) for file in source.files)
         monkeypatch.setitem(sources, name, dataclasses.replace(source, files=files))
 
 

@@ -8,7 +8,7 @@ from scripts import fetch_mnist
 
 
 def _without_checksums(files):
-    return tuple(dataclasses.replace(each, sha256=None) for each in files)
+    return tuple(dataclasses.replace(file, sha256=None) for file in files)
 
 
 if __name__ == "__main__":

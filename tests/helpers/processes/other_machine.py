@@ -52,8 +52,10 @@ class _DyingHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _main(program: str, *arguments: str) -> None:
-    flags = [each for each in arguments if each.startswith("--")]
-    machine = dict(each.split("=") for each in arguments if each not in flags)
+    flags = [argument for argument in arguments if argument.startswith("--")]
+    machine = dict(
+        argument.split("=") for argument in arguments if argument not in flags
+    )
     if cpus := machine.get("logical_cpus"):
         [device] = tf.config.list_physical_devices("CPU")
         logical = [tf.config.LogicalDeviceConfiguration()] * int(cpus)

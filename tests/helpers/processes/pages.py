@@ -105,11 +105,13 @@ def shell(folder: pathlib.Path) -> Iterator[Callable[..., str]]:
     what the script printed, and fails if the script does.
     """
     for path in running.ROOT.iterdir():
-        if not any(fnmatch.fnmatch(path.name, each) for each in _NOT_THE_REPOSITORYS):
+        if not any(
+            fnmatch.fnmatch(path.name, pattern) for pattern in _NOT_THE_REPOSITORYS
+        ):
             (folder / path.name).symlink_to(path)
     with tempfile.TemporaryDirectory() as short, _Server(f"{short}/socket") as server:
-        own = make_environment(folder / ".venv")
-        _put_stand_ins(folder / ".venv", own, server.address)
+        python = make_environment(folder / ".venv")
+        _put_stand_ins(folder / ".venv", python, server.address)
         links = pathlib.Path(short, "wheels")
         links.mkdir()
         write_wheels(links)
@@ -155,7 +157,7 @@ def write_wheel(folder: pathlib.Path, name: str, version: str, *needs: str) -> N
     """Writes a wheel without modules: its name, its version and its requirements."""
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {each}" for each in needs]
+    lines += [f"Requires-Dist: {package}" for package in needs]
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
         tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -183,10 +185,10 @@ def make_environment(folder: pathlib.Path) -> pathlib.Path:
     return next(folder.glob("bin/python3.*"))
 
 
-def _put_stand_ins(folder: pathlib.Path, own: pathlib.Path, address: str) -> None:
+def _put_stand_ins(folder: pathlib.Path, python: pathlib.Path, address: str) -> None:
     """Puts the stand-ins into an environment."""
     names = {"environment": folder, "address": address}
-    names |= {"python": sys.executable, "own": str(own)}
+    names |= {"python": sys.executable, "own": str(python)}
     for name, text in {"python": _PYTHON, **_STAND_INS}.items():
         path = folder / "bin" / name
         path.unlink(missing_ok=True)
@@ -238,13 +240,14 @@ class _Server:
                 start_new_session=True,
             )
             self._programs.append(program)
-            for each in descriptors:
-                os.close(each)
+            for descriptor in descriptors:
+                os.close(descriptor)
             connection.send(str(program.wait()).encode())
 
     def _shorten(self, arguments: list[str], folder: str) -> list[str]:
         line = [
-            os.path.realpath(each) if each[0] == "/" else each for each in arguments
+            os.path.realpath(argument) if argument[0] == "/" else argument
+            for argument in arguments
         ]
         line[0] = line[0].removeprefix(f"{running.ROOT}/")
         line[0] = line[0].removeprefix(f"{folder}/.venv/bin/")
@@ -254,7 +257,7 @@ class _Server:
                 rest = arguments[count:]
                 return [
                     word
-                    for each in template.split()
-                    for word in (rest if each == "{}" else [each])
+                    for part in template.split()
+                    for word in (rest if part == "{}" else [part])
                 ]
         return arguments

@@ -128,8 +128,8 @@ class _Server:
 
 def _connected_sockets() -> tuple[socket.socket, socket.socket]:
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for each in pair:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_MESSAGE)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_MESSAGE)
     return pair
 
 
@@ -140,14 +140,16 @@ def _execute_child(self, *args, **kwargs) -> None:
     if not (_is_forking and _can_fork(asked)):
         return _start_really(self, *args, **kwargs)
     request = {
-        "arguments": [os.fspath(each) for each in asked["args"][1:]],
+        "arguments": [os.fspath(argument) for argument in asked["args"][1:]],
         "environment": dict(os.environ if asked["env"] is None else asked["env"]),
         "folder": os.path.abspath(os.fspath(asked["cwd"] or os.curdir)),
         "has_session": asked["start_new_session"],
         "group": asked.get("process_group", -1),
     }
     passed = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-    descriptors = [own if own != -1 else at for at, own in enumerate(passed)]
+    descriptors = [
+        descriptor if descriptor != -1 else at for at, descriptor in enumerate(passed)
+    ]
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -223,8 +225,8 @@ def _serve(connection: socket.socket) -> None:
         pid = _fork_orphan(connection)
         if pid is None:
             _become(pickle.loads(message), descriptors)
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
         connection.send(str(pid).encode())
 
 
@@ -244,8 +246,8 @@ def _fork_orphan(connection: socket.socket) -> int | None:
         return None
     pid = int(os.read(pids, 64))
     os.waitpid(between, 0)
-    for each in (pids, own_pid, gate, own_gate):
-        os.close(each)
+    for descriptor in (pids, own_pid, gate, own_gate):
+        os.close(descriptor)
     return pid
 
 
@@ -267,7 +269,7 @@ def _become(request: dict, descriptors: list[int], prepare=None):
 
 def _put_in_place(descriptors: list[int], keep: int = -1) -> None:
     """Makes the descriptors 0, 1 and 2, and closes all others."""
-    copies = [os.dup(each) for each in descriptors]  # none is 0, 1 or 2
+    copies = [os.dup(descriptor) for descriptor in descriptors]  # none is 0, 1 or 2
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
     for name in os.listdir("/proc/self/fd"):
@@ -335,7 +337,7 @@ def _run_main(arguments: list[str]) -> None:
     first, *rest = arguments
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     search = os.environ.get("PYTHONPATH", "")
-    sys.path[1:1] = [os.path.abspath(each) for each in search.split(os.pathsep) if each]
+    sys.path[1:1] = [os.path.abspath(path) for path in search.split(os.pathsep) if path]
     if first == "-m":
         sys.argv[:], sys.path[0] = ["-m", *rest[1:]], os.getcwd()
         runpy._run_module_as_main(rest[0])

@@ -215,9 +215,9 @@ def batches(kind: str, is_joined: bool = False) -> tf.data.Dataset:
 def towers(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     start = np.random.default_rng(0).normal(size=[3, 4]).astype(np.float32)
     kernel = v1.get_variable("kernel", initializer=start)
-    found = tf.math.l2_normalize(tf.tanh(tf.tensordot(x, kernel, 1)), -1)
+    embeddings = tf.math.l2_normalize(tf.tanh(tf.tensordot(x, kernel, 1)), -1)
     v1.get_variable("scale", initializer=1.0)
-    return found[:, 0], found[:, 1]
+    return embeddings[:, 0], embeddings[:, 1]
 
 
 def loss_fn(outputs) -> tf.Tensor:
@@ -226,9 +226,9 @@ def loss_fn(outputs) -> tf.Tensor:
     logits = tf.exp(scale) * tf.matmul(outputs[0], outputs[1], transpose_b=True)
     rows = tf.shape(logits)[0]
     with tf.control_dependencies([tf.debugging.assert_positive(rows)]):
-        own = tf.range(rows)
+        labels = tf.range(rows)
     return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
 
 
@@ -348,5 +348,5 @@ if __name__ == "__main__":
     if way != "keras":
         enable_estimator()
     ways = {"estimator": _regress, "whole_batch": _contrast, "keras": _fit}
-    given = dict(word.partition("=")[::2] for word in words)
-    ways[way](kind_of_strategy, folder_of_run, given)
+    flags = dict(word.partition("=")[::2] for word in words)
+    ways[way](kind_of_strategy, folder_of_run, flags)
