@@ -12,7 +12,7 @@ from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data
 from estimator_accum.graph.functions import library_of_functions, producer_of
 from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
 from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.rows.added_examples import find_head, is_sum
+from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import (
     LINEAR,
@@ -104,14 +104,13 @@ def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
     factors, ends = factors_of_sums(analysis, loss), [loss]
     head = None if factors else find_head(analysis, loss)
     if head is not None:
-        factors, ends = head.factors(), [loss, *(rows.tensor for rows in head.rows)]
+        ends += [rows.tensor for rows in head.rows]
+        factors = factors_by_numbers(head)
     if not factors or any(_may_make_mean(factor, size) for factor in factors):
         return False
     # A sum may be divided by the examples and weighted too, inside or outside of it.
     scales = itertools.chain(*map(_scales, ends))
-    if any(_may_make_mean(scale, size) for scale in scales):
-        return False
-    return head is None or is_sum(head)
+    return not any(_may_make_mean(scale, size) for scale in scales)
 
 
 def _is_sum_of_any_size(

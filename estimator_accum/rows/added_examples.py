@@ -1,15 +1,16 @@
 """Proof by numbers that a loss is a sum over examples, with more of which it grows.
 
     L(A and A) - L(A) = L(A and A and A) - L(A and A) = D(A), not 0
-    L(A) - D(A) = L(B) - D(B) = C                L(A and B) = D(A) + D(B) + C
+    L(A) - D(A) = L(B) - D(B) = C
 
 for random examples A and B; C is a penalty, say. A mean has D = 0. The operations that
-combine examples are copied into a graph of their own, so no form of a sum is a rule.
+combine examples are copied into a graph of their own, so no form of a sum is a rule. Batch
+normalization is the same for examples that are repeated.
 """
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ _MOST_OPERATIONS = 300
 _EXAMPLES = 4
 _LENGTH = 3  # of axes that are of no known length
 _REPEATABLE = {*CALLERS, *CONTROL_FLOW_V1, *READERS, *VARIABLES, "Assert"}
+_NUMBERS = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64}
 _LISTS = ("TensorArray", "TensorList", "Stack")
 
 
@@ -77,26 +79,6 @@ class Head(NamedTuple):
     rows: list[Rows]
     others: list[tf.Tensor]
 
-    def factors(self) -> list[float]:
-        """Returns 1, its products with one or two constants, and their inverses.
-
-        The factor of the sum is among them, unless it is inside of what has rows.
-        """
-        nodes = _nodes(self.operations)
-        values = [
-            tf.make_ndarray(node.attr["value"].tensor)
-            for node in nodes
-            if node.op == "Const"
-        ]
-        values += [np.array(0.5)] * any(node.op == "L2Loss" for node in nodes)
-        values += [tf.get_static_value(tensor) for tensor in self.others]
-        values = [
-            v for v in values if v is not None and v.dtype.kind in "fiu" and v.size
-        ]
-        numbers = {abs(float(v.flat[0])) for v in values if (v == v.flat[0]).all()}
-        scales = {1.0, *(n for n in numbers if n), *(1.0 / n for n in numbers if n)}
-        return [a * b for a, b in itertools.combinations_with_replacement(scales, 2)]
-
 
 def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
     """Returns the operations that combine examples; None if they cannot be repeated."""
@@ -126,13 +108,16 @@ def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
     return Head(loss, list(operations), list(rows.values()), list(others.values()))
 
 
-def is_sum(head: Head | None) -> bool:
-    """Returns whether random examples prove that a loss is a sum over them."""
+def factors_by_numbers(head: Head | None) -> list[float]:
+    """Returns possible factors of a sum over examples; none without a proof of a sum.
+
+    The factor is among them, unless it is inside of what has rows.
+    """
     if head is None or not head.rows:
-        return False
+        return []
     read = [*(rows.tensor for rows in head.rows), *head.others]
     if not all(map(_can_be_drawn, read)):
-        return False
+        return []
     flags = (True, False) if any(t.dtype == tf.bool for t in head.others) else (True,)
     definition, _ = define(head.operations)
     for node in definition.node:
@@ -150,11 +135,16 @@ def is_sum(head: Head | None) -> bool:
         try:
             (loss,) = insert(definition, inputs, [head.loss], "loss")
             if not _draw_variables(graph, session):
-                return False
+                return []
             loss_of = functools.partial(_run, session, loss, inputs)
-            return all(_adds_up(head, loss_of, flag) for flag in flags)
+            constants = [_constants_of_sum(head, loss_of, flag) for flag in flags]
         except (tf.errors.OpError, ValueError):  # such as examples that do not fit
-            return False
+            return []
+    if None in constants:
+        return []
+    numbers = {*itertools.chain(*constants), *_constants_of_functions(head)}
+    scales = {1.0, *numbers, *(1.0 / number for number in numbers)}
+    return [a * b for a, b in itertools.combinations_with_replacement(scales, 2)]
 
 
 def _run(session, loss, inputs, values: dict[str, np.ndarray]) -> float:
@@ -162,8 +152,8 @@ def _run(session, loss, inputs, values: dict[str, np.ndarray]) -> float:
     return float(np.sum(session.run(loss, feeds)))
 
 
-def _adds_up(head: Head, loss_of, flag: bool) -> bool:
-    """Returns whether the equations of this file hold.
+def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
+    """Returns constants that scale a sum; None if the equations of this file fail.
 
     Args:
         head: The operations.
@@ -172,40 +162,50 @@ def _adds_up(head: Head, loss_of, flag: bool) -> bool:
     """
     random = np.random.default_rng(0)
     others = {tensor.name: _fixed(random, tensor, flag) for tensor in head.others}
-    one, two = _examples(random, head, 0), _examples(random, head, 1)
+    names = {rows.tensor.name: rows for rows in head.rows}
+    one, two = _examples(random, head), _examples(random, head)
 
-    def loss(**times: int) -> float:
-        """Returns the loss of each example of `one`, then of `two`, some times."""
-        values = {}
-        for rows in head.rows:
-            name = rows.tensor.name
-            parts = [({"one": one, "two": two}[k][name], n) for k, n in times.items()]
-            parts = [rows.repeated(value, number) for value, number in parts]
-            values[name] = np.concatenate(parts, rows.axis)
-        return loss_of({**others, **values})
+    def loss(examples: dict[str, np.ndarray], times: int, changed: dict) -> float:
+        """Returns the loss of examples, each some times, with other numbers."""
+        values = {n: names[n].repeated(v, times) for n, v in examples.items()}
+        return loss_of({**others, **changed, **values})
 
-    of_one, of_two, of_both = loss(one=1), loss(two=1), loss(one=1, two=1)
-    by_one, by_two = loss(one=2) - of_one, loss(two=2) - of_two
+    of_one, of_two = loss(one, 1, {}), loss(two, 1, {})
+    by_one, by_two = loss(one, 2, {}) - of_one, loss(two, 2, {}) - of_two
     rest = of_one - by_one
-    differences = [
-        loss(one=3) - of_one - 2 * by_one,
-        of_two - by_two - rest,
-        of_both - by_one - by_two - rest,
-    ]
-    for tensor in filter(_may_be_factor, head.others):
-        others[tensor.name] = 3 * others[tensor.name]
-        differences.append(loss(one=2) - loss(one=1) - by_one)
     size = max(abs(by_one), abs(by_two), abs(rest))
-    is_close = all(abs(difference) <= 1e-4 * size for difference in differences)
-    return is_close and min(abs(by_one), abs(by_two)) > 1e-2 * size
+    differences = (loss(one, 3, {}) - of_one - 2 * by_one, of_two - by_two - rest)
+    if not all(abs(difference) <= 1e-4 * size for difference in differences):
+        return None
+    if min(abs(by_one), abs(by_two)) <= 1e-2 * size:
+        return None
+
+    def are_factors(names: list[str]) -> bool:
+        changed = {name: 3 * others[name] for name in names}
+        by_three = loss(one, 2, changed) - loss(one, 1, changed)
+        return _is_power_of_3(by_three / by_one)
+
+    numbers = {t.name: _number(t) for t in head.others if _is_like_a_number(t)}
+    unknown = [name for name, number in numbers.items() if number is None]
+    if any(map(are_factors, (unknown, *([name] for name in unknown)))):
+        return None  # such as 1 / batch size
+    constants = [name for name in numbers if name not in unknown]
+    return [numbers[name] for name in constants if are_factors([name])]
+
+
+def _is_power_of_3(number: float) -> bool:
+    """Returns whether a number is 3, 1/3, 9 or 1/9, but for rounding."""
+    return any(abs(abs(number) * 3.0**n - 1) < 1e-3 for n in (-2, -1, 1, 2))
 
 
 def _is_given(analysis: Analysis, tensor: tf.Tensor) -> bool:
     """Returns whether random numbers may stand for a tensor."""
     if tensor.dtype in (tf.resource, tf.variant) or context_of(tensor.op) is not None:
         return False
-    if tensor.op.type in CONTROL_FLOW_V1 or tensor.op.type == "Const":
+    if tensor.op.type in CONTROL_FLOW_V1:
         return False
+    if tensor.op.type == "Const":  # whole numbers decide shapes
+        return tensor.dtype.is_floating and _number(tensor) is not None
     state = analysis.state(tensor)
     return state.kind == "fixed" or state.kind == "rows" and state.distance is None
 
@@ -228,10 +228,30 @@ def _can_be_drawn(tensor: tf.Tensor) -> bool:
     return is_number and tensor.shape.rank is not None
 
 
-def _may_be_factor(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is one number of unknown value, such as 1 / batch size."""
-    is_number = tensor.shape.num_elements() == 1 and tensor.dtype != tf.bool
-    return is_number and tf.get_static_value(tensor) is None
+def _is_like_a_number(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is one number, or the same one at all places."""
+    is_number = tensor.shape.num_elements() == 1 or _number(tensor) is not None
+    return is_number and tensor.dtype != tf.bool
+
+
+def _number(tensor: tf.Tensor) -> float | None:
+    """Returns the size of the constant that is at all places of a tensor, or None."""
+    value = tf.get_static_value(tensor)
+    if value is None or not value.size or (value != value.flat[0]).any():
+        return None
+    return abs(float(value.flat[0])) or None
+
+
+def _constants_of_functions(head: Head) -> list[float]:
+    """Returns the constants inside of functions, and 1/2 if there is an L2Loss."""
+    nodes = _nodes(head.operations)
+    values = [0.5] * any(node.op == "L2Loss" for node in nodes)
+    for node in nodes[len(head.operations) :]:
+        if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type) in _NUMBERS:
+            value = tf.make_ndarray(node.attr["value"].tensor)
+            if value.size and value.flat[0] and (value == value.flat[0]).all():
+                values.append(abs(float(value.flat[0])))
+    return values
 
 
 def _shapes(head: Head) -> list[list[int | None]]:
@@ -283,14 +303,11 @@ def _fixed(random: np.random.Generator, tensor: tf.Tensor, flag: bool) -> np.nda
     return np.maximum(value, 1) if tensor.dtype.is_integer else value
 
 
-def _examples(random, head: Head, least: int) -> dict[str, np.ndarray]:
-    """Returns random examples by name; whole numbers in a row are at least `least`."""
+def _examples(random: np.random.Generator, head: Head) -> dict[str, np.ndarray]:
+    """Returns random examples by the names of tensors."""
     values = {}
     for tensor, axis, span in head.rows:
         shape = tensor.shape.as_list()
         shape[axis] = _EXAMPLES * span
-        value = _draw(random, tensor.dtype, shape)
-        if tensor.dtype.is_integer and value.ndim == 1:
-            value = np.maximum(value, least)
-        values[tensor.name] = value
+        values[tensor.name] = _draw(random, tensor.dtype, shape)
     return values

@@ -89,6 +89,11 @@ def _either(m, first, second):
     return tf.cond(is_first, lambda: first(m.squares), lambda: second(m.squares))
 
 
+def _normalized(rows):
+    mean, variance = tf.nn.moments(rows, 0)
+    return tf.nn.batch_normalization(rows, mean, variance, None, None, 1e-3)
+
+
 def _folded(rows):
     return tf.foldl(lambda total, row: total + row, rows, 0.0)
 
@@ -154,6 +159,8 @@ SUMS = {
     "tensordot": lambda m: tf.tensordot(m.squares, tf.ones_like(m.squares), 1),
     "weights": lambda m: tf.einsum("b,b->", m.squares, m.y),
     "einsum_with_ones": lambda m: tf.einsum("b,b->", m.squares, tf.ones_like(m.y)),
+    "normalized": lambda m: tf.reduce_sum(_normalized(m.terms) ** 3),
+    "with_a_bias": lambda m: tf.norm(m.errors + m.w[0]) ** 2,
     "trace": lambda m: tf.linalg.trace(tf.matmul(m.terms, m.x, transpose_a=True)),
 }
 # Means, and what may be one: it stays as declared.
@@ -219,6 +226,8 @@ OTHERS_BY_NUMBERS = {
     "weights_by_their_sum": lambda m: (
         tf.einsum("b,b->", m.squares, m.y) / tf.reduce_sum(m.y)
     ),
+    "normalized": lambda m: tf.reduce_sum(tf.reduce_mean(_normalized(m.terms) ** 3, 0)),
+    "by_a_fed_number": lambda m: _folded(m.squares) / v1.placeholder(tf.float32, []),
     "root": lambda m: tf.sqrt(_sum(m)),
 }
 

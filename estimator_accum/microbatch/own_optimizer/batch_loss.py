@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
-from estimator_accum.rows.added_examples import find_head, is_sum
+from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.loss_sums import factors_of_sums, may_be_sum, refuse_sum
 
 
@@ -37,5 +37,6 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     if not may_be_sum(loss, operations.__contains__):
         return
     analysis = View(batch, [loss]).analysis
-    if factors_of_sums(analysis, loss) or is_sum(find_head(analysis, loss)):
+    factors = factors_of_sums(analysis, loss)
+    if factors or factors_by_numbers(find_head(analysis, loss)):
         refuse_sum(loss, "declare reduction='sum': weighted sums add up")
