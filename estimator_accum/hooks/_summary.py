@@ -62,8 +62,9 @@ class TrainingSummary(Report):
         if self._first is None:  # another task of the cluster writes it
             return
         is_fixed = not callable(window.options.gradient_accumulation_steps)
-        if window.accumulators:
-            sums = variables_of(window.accumulators)
+        sums = variables_of(window.accumulators)
+        # A list of slices, as on parameter servers, has no size of its own.
+        if sums and all(v.shape.is_fully_defined() for v in sums):
             self._sum_bytes = sum(
                 v.shape.num_elements() * v.dtype.base_dtype.size for v in sums
             )
