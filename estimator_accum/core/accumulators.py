@@ -16,14 +16,14 @@ Accumulators are ON_READ variables: under a `tf.distribute` strategy every repli
 to its own copy and nothing crosses the network until the boundary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient, cast
 from estimator_accum.core.reduction import sum_over_replicas
-from estimator_accum.core.slice_list import SliceList, append, take
+from estimator_accum.core.slice_list import SliceList, append, clear, take
 from estimator_accum.graph.branches import either, is_in_function, run_either
 from estimator_accum.graph.variables import create_variable, read, zeros
 
@@ -40,6 +40,11 @@ class Accumulator(NamedTuple):
 
     total: tf.Variable
     touched: tf.Variable | None
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Static shape of the trained variable."""
+        return self.total.shape
 
 
 def create_accumulator(
@@ -164,7 +169,7 @@ def _write(accumulator: Accumulator, value: Gradient) -> list[tf.Operation]:
 
 def take_window(
     accumulators: list[Accumulator], more: Sequence[tf.Tensor] = ()
-) -> tuple[list[Gradient], list[tf.Operation]]:
+) -> tuple[list[Gradient], Callable[[], list[tf.Operation]]]:
     """Reads the window's sums over all replicas, in replica context, at a boundary.
 
     This is the window's only reduction. A sparse sum is returned as `IndexedSlices` of
@@ -173,41 +178,59 @@ def take_window(
     the same at every run.
 
     Returns:
-        The sums, and the operations that clear the sparse accumulators.
+        The sums, and a function that makes the operations that clear the sparse
+        accumulators.
     """
     is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
     local = []
     for accumulator in accumulators:
-        if isinstance(accumulator, SliceList):
-            continue
-        if accumulator.touched is None or not is_alone:
+        if accumulator.touched is None:
             local.append(read(accumulator.total))
-        if accumulator.touched is not None:
-            local.append(read(accumulator.touched))
+        elif not is_alone:
+            local += [read(accumulator.total), read(accumulator.touched)]
     reduced = iter(sum_over_replicas([*local, *more]))
-    sums, cleared = [], []
+    sums, sparse = [], []
     for accumulator in accumulators:
-        total = accumulator.total
-        if isinstance(accumulator, SliceList):
-            summed, written = take(accumulator)
-            sums.append(summed)
-            cleared.extend(written)
-            continue
         if accumulator.touched is None:
             sums.append(next(reduced))
             continue
-        table = None if is_alone else next(reduced)
-        rows = touched_rows(next(reduced))
         if is_alone:
-            values = tf.raw_ops.ResourceGather(
-                resource=total.handle, indices=rows, dtype=total.dtype
-            )
+            total = take_rows(accumulator)
         else:
-            values = tf.gather(table, rows)
-        shape = tf.constant(total.shape.as_list(), tf.int64)
-        sums.append(tf.IndexedSlices(values, rows, shape))
-        cleared.extend(clear_rows(accumulator, rows, values))
-    return [*sums, *reduced], cleared
+            table, rows = next(reduced), touched_rows(next(reduced))
+            shape = tf.constant(accumulator.shape.as_list(), tf.int64)
+            total = tf.IndexedSlices(tf.gather(table, rows), rows, shape)
+        sums.append(total)
+        sparse.append((accumulator, total))
+
+    def clear_sparse() -> list[tf.Operation]:
+        return [
+            op for accumulator, total in sparse for op in clear_rows(accumulator, total)
+        ]
+
+    return [*sums, *reduced], clear_sparse
+
+
+def take_rows(
+    accumulator: Accumulator | SliceList, dtype: tf.DType = tf.int64
+) -> tf.IndexedSlices:
+    """Returns this replica's sparse sum: the touched rows, each once.
+
+    Args:
+        accumulator: The accumulator of a sparse gradient.
+        dtype: Dtype of the rows' numbers.
+    """
+    if isinstance(accumulator, SliceList):
+        values, rows = take(accumulator)
+    else:
+        rows = touched_rows(read(accumulator.touched))
+        values = tf.raw_ops.ResourceGather(
+            resource=accumulator.total.handle,
+            indices=rows,
+            dtype=accumulator.total.dtype,
+        )
+    shape = tf.constant(accumulator.shape.as_list(), dtype)
+    return tf.IndexedSlices(values, tf.cast(rows, dtype), shape)
 
 
 def assign_zeros(accumulators: list[Accumulator]) -> list[tf.Operation]:
@@ -233,18 +256,24 @@ def release_sums(accumulators: list[Accumulator]) -> list[tf.Operation]:
 
 
 def touched_rows(touched: tf.Tensor) -> tf.Tensor:
+    """Returns the numbers of the rows that the open window touched."""
     return tf.where(touched > 0)[:, 0]
 
 
-def clear_rows(accumulator: Accumulator, rows: tf.Tensor, values: tf.Tensor):
-    with tf.control_dependencies([values]):
+def clear_rows(
+    accumulator: Accumulator | SliceList, total: tf.IndexedSlices
+) -> list[tf.Operation]:
+    """Clears a sparse sum after `total`, its touched rows, has been read."""
+    with tf.control_dependencies([total.values]):
+        if isinstance(accumulator, SliceList):
+            return clear(accumulator)
         return [
             tf.raw_ops.ResourceScatterUpdate(
                 resource=accumulator.total.handle,
-                indices=rows,
-                updates=tf.zeros_like(values),
+                indices=total.indices,
+                updates=tf.zeros_like(total.values),
             ),
             tf.raw_ops.ResourceScatterUpdate(
-                resource=accumulator.touched.handle, indices=rows, updates=0.0
+                resource=accumulator.touched.handle, indices=total.indices, updates=0.0
             ),
         ]

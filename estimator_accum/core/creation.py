@@ -2,18 +2,13 @@
 
 import tensorflow as tf
 
-from estimator_accum.core.accumulators import (
-    Accumulator,
-    create_accumulator,
-    variables_of,
-)
+from estimator_accum.core.accumulators import Accumulator, variables_of
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import create_noise_scale
 from estimator_accum.core.options import Options
 from estimator_accum.core.plan import Plan
 from estimator_accum.core.registry import get_windows
-from estimator_accum.core.slice_list import create_slice_list
 from estimator_accum.core.state import Place, State, check_place, place_of_window
 from estimator_accum.core.update_step import get_or_create_update_step
 from estimator_accum.core.v1_optimizers import innermost
@@ -43,10 +38,8 @@ def create_plan(
         taken = {v.op.name for window in windows for v in window.saved}
         accumulators = _create_accumulators(options, name, micro_batch, taken, place)
         sums = {
-            of: create_accumulator(
-                f"{name}/{of}", tf.TensorShape([]), value.dtype, **place.options
-            )
-            for of, value in micro_batch.sums.items()
+            term: place.create_sum(f"{name}/{term}", tf.TensorShape([]), value.dtype)
+            for term, value in micro_batch.sums.items()
         }
     clipped = _counter(name, "clipped_updates") if options.clip_norm else None
     stop_request = None
@@ -101,11 +94,7 @@ def _create_accumulators(
         taken.add(path)
         dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
-        arguments = path, variable.shape, dtype
-        if is_sparse and place.is_on_worker:
-            sums.append(create_slice_list(*arguments, **place.options))
-        else:
-            sums.append(create_accumulator(*arguments, is_sparse, **place.options))
+        sums.append(place.create_sum(path, variable.shape, dtype, is_sparse))
     return sums
 
 

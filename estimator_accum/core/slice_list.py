@@ -52,15 +52,12 @@ def append(slices: SliceList, gradient: tf.IndexedSlices) -> list[tf.Operation]:
         return _assign(slices, values, rows)
 
 
-def take(slices: SliceList) -> tuple[tf.IndexedSlices, list[tf.Operation]]:
-    """Returns the sum, each row once and in order, and the operations that clear."""
+def take(slices: SliceList) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (values of the sum, their rows), each row once and in order."""
     values, rows = read(slices.total), read(slices.touched)
     order = tf.argsort(rows, stable=True)
     rows, segments = tf.unique(tf.gather(rows, order))
-    sums = tf.math.segment_sum(tf.gather(values, order), segments)
-    shape = tf.constant(slices.shape.as_list(), tf.int64)
-    with tf.control_dependencies([sums, rows]):
-        return tf.IndexedSlices(sums, rows, shape), clear(slices)
+    return tf.math.segment_sum(tf.gather(values, order), segments), rows
 
 
 def clear(slices: SliceList) -> list[tf.Operation]:

@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.core.accumulators import Accumulator, variables_of
+from estimator_accum.core.accumulators import (
+    Accumulator,
+    create_accumulator,
+    variables_of,
+)
+from estimator_accum.core.slice_list import SliceList, create_slice_list
 
 _CHIEFS = (None, "chief", "master")  # names of the job that saves
 
@@ -47,6 +52,21 @@ class Place(NamedTuple):
             local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
             return {"device": self.worker, "collections": local}
         return {} if self.is_saved else {"collections": []}
+
+    def create_sum(
+        self, name: str, shape: tf.TensorShape, dtype: tf.DType, is_sparse: bool = False
+    ) -> Accumulator | SliceList:
+        """Creates an accumulator; for sparse gradients on a worker, a list of slices.
+
+        Args:
+            name: Its name from the graph's root.
+            shape: The trained variable's static shape.
+            dtype: Dtype of the sum.
+            is_sparse: Whether gradients are `IndexedSlices`.
+        """
+        if is_sparse and self.is_on_worker:
+            return create_slice_list(name, shape, dtype, **self.options)
+        return create_accumulator(name, shape, dtype, is_sparse, **self.options)
 
 
 def place_of_window(

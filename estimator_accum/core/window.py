@@ -394,7 +394,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         "mean_norm" is the norm of the mean before it is changed.
     """
     options, names, is_summed = plan.options, plan.names, sums is None
-    sums, stop, cleared = _reduce(plan, sums)
+    sums, stop, clear = _reduce(plan, sums)
     gradients, scalars = sums
     weight, loss, changed = scalars["weight"], scalars.get("loss"), []
     factor = None  # one micro-batch alone is its own mean
@@ -422,6 +422,8 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         are_sums_checked = is_summed and plan.num_replicas == 1
         is_good, checked = plan.policy.check_window(values, halves, are_sums_checked)
     mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
+    with tf.control_dependencies(checked):  # a refused window keeps all its sums
+        cleared = clear()
     # A change may read variables, which are written when the loss is there.
     with tf.control_dependencies([*cleared, *checked, *changed]):
         loss = unknown if loss is None else _mean(plan, loss, _divisor_of(scalars))
@@ -432,18 +434,18 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
 
 def _reduce(
     plan: Plan, sums: WindowSums | None
-) -> tuple[WindowSums, tf.Tensor | None, list[tf.Operation]]:
-    """Sums over replicas, once; returns (sums, stop requests, clearing operations)."""
+) -> tuple[WindowSums, tf.Tensor | None, Callable[[], list[tf.Operation]]]:
+    """Sums over replicas, once; returns (sums, stop requests, function that clears)."""
     stop = [] if plan.stop_request is None else [plan.stop_request]
     if sums is None:
-        totals, cleared = take_window(plan.state.all_accumulators, stop)
+        totals, clear = take_window(plan.state.all_accumulators, stop)
         names = plan.state.sums
     else:
-        names, cleared = sums.scalars, []
+        names, clear = sums.scalars, list
         totals = sum_over_replicas([*sums.gradients, *names.values(), *stop])
     gradients, scalars = totals[: len(plan.names)], totals[len(plan.names) :]
     stop = scalars.pop() if stop else None
-    return WindowSums(gradients, dict(zip(names, scalars, strict=True))), stop, cleared
+    return WindowSums(gradients, dict(zip(names, scalars, strict=True))), stop, clear
 
 
 def _changed_mean(change: Change, sums: WindowSums, factor) -> list[Gradient]:

@@ -216,5 +216,6 @@ def _clear(accumulators: list[Accumulator]) -> list[tf.Operation]:
             rows = touched_rows(read(accumulator.touched))
             shape = tf.concat([tf.shape(rows), tf.shape(accumulator.total)[1:]], 0)
             values = tf.zeros(shape, accumulator.total.dtype)
-            cleared.extend(clear_rows(accumulator, rows, values))
+            total = tf.IndexedSlices(values, rows)
+            cleared.extend(clear_rows(accumulator, total))
     return cleared

@@ -3,6 +3,7 @@
 The model_fn gets reads of the sums, in the run of its train op.
 """
 
+import itertools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -12,11 +13,10 @@ from estimator_accum.core.accumulators import (
     add_up,
     clear_rows,
     commit,
-    create_accumulator,
-    touched_rows,
+    take_rows,
 )
 from estimator_accum.core.gradients import Gradient, cast
-from estimator_accum.core.slice_list import SliceList, create_slice_list, take
+from estimator_accum.core.slice_list import SliceList
 from estimator_accum.core.state import place_of_window
 from estimator_accum.core.trained import device_here
 from estimator_accum.graph.internals import dtype_of_handle
@@ -39,7 +39,7 @@ class SliceSum(NamedTuple):
         clear: Operations that clear the accumulator.
     """
 
-    accumulator: Accumulator
+    accumulator: Accumulator | SliceList
     gradient: tf.IndexedSlices
     total: tf.IndexedSlices
     clear: list[tf.Operation]
@@ -128,20 +128,23 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
     places = [i for i, gradient in enumerate(gradients) if gradient is not None]
     pairs = [(xs[i], gradients[i]) for i in places]
     accumulators = _create_accumulators(pairs)
-    rows = list(zip(places, accumulators, strict=True))
-    dense = [(a, gradients[i]) for i, a in rows if a.touched is None]
+    pairs = list(zip(places, accumulators, strict=True))
+    dense = [(a, gradients[i]) for i, a in pairs if a.touched is None]
     if dense:
         add_to_sums(batch, *map(list, zip(*dense, strict=True)))
     totals, reads, slices = [None] * len(xs), {}, []
     with tf.control_dependencies(None), tf.control_dependencies(after):
-        for i, accumulator in rows:
+        for i, accumulator in pairs:
             if accumulator.touched is None:
                 total = read(accumulator.total)
                 parts = [total]
             else:
-                total, clear = _read_rows(accumulator, gradients[i].indices.dtype)
+                rows = take_rows(accumulator, gradients[i].indices.dtype)
+                # `add_slices` may replace the tensors that they read.
+                parts = [tf.identity(rows.values), tf.identity(rows.indices)]
+                total = tf.IndexedSlices(*parts, rows.dense_shape)
+                clear = clear_rows(accumulator, rows)
                 slices.append(SliceSum(accumulator, gradients[i], total, clear))
-                parts = [total.values, total.indices]
             reads |= {part.op: source_of(xs[i]).name for part in parts}
             totals[i] = total
     return Sums(totals, reads, slices)
@@ -168,37 +171,9 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
     def create(strategy):
         del strategy
         # They are not saved: checkpoints are written between batches.
-        return [
-            create_slice_list(*names, **place.options)
-            if is_sparse and place.is_on_worker
-            else create_accumulator(*names, is_sparse, **place.options)
-            for *names, is_sparse in arguments
-        ]
+        return list(itertools.starmap(place.create_sum, arguments))
 
     return tf.distribute.get_replica_context().merge_call(create)
-
-
-def _read_rows(
-    accumulator: Accumulator, dtype: tf.DType
-) -> tuple[tf.IndexedSlices, list[tf.Operation]]:
-    """Returns the sum over the touched rows, and the operations that clear them.
-
-    Args:
-        accumulator: The accumulator of a sparse gradient.
-        dtype: Dtype of the rows' numbers.
-    """
-    if isinstance(accumulator, SliceList):
-        total, cleared = take(accumulator)
-        values, rows = tf.identity(total.values), tf.cast(total.indices, dtype)
-        return tf.IndexedSlices(values, rows, total.dense_shape), cleared
-    rows = touched_rows(read(accumulator.touched))
-    values = tf.raw_ops.ResourceGather(
-        resource=accumulator.total.handle, indices=rows, dtype=accumulator.total.dtype
-    )
-    shape = tf.constant(accumulator.total.shape.as_list(), dtype)
-    # `add_slices` may replace the tensors that they read.
-    total = tf.identity(values), tf.identity(tf.cast(rows, dtype))
-    return tf.IndexedSlices(*total, shape), clear_rows(accumulator, rows, values)
 
 
 def _dtype_of(x, total: Gradient) -> tf.DType:
