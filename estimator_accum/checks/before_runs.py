@@ -9,7 +9,12 @@ import tensorflow as tf
 from estimator_accum.checks.micro_step_writes import warn_of_micro_step_writes
 from estimator_accum.checks.repeated_writes import changes_once
 from estimator_accum.graph.internals import call_before_runs
-from estimator_accum.graph.outermost import outermost_graph, value_of_graph
+from estimator_accum.graph.outermost import (
+    has_mark,
+    mark_graph,
+    outermost_graph,
+    value_of_graph,
+)
 from estimator_accum.graph.writers import MicroStepWriters, micro_step_writers
 
 # Attributes of a graph.
@@ -19,7 +24,7 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 def note_hooks(graph: tf.Graph) -> None:
     """Notes that the hooks of `make_accumulation_hooks` have begun in a graph."""
-    value_of_graph(graph, _HOOKS, True)
+    mark_graph(graph, _HOOKS)
 
 
 def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
@@ -62,7 +67,7 @@ def look_at_train_op(
             if graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP):
                 return  # an evaluation
             warn_of_micro_step_writes(graph, writers, get_windows())
-            if _takes_hooks(graph) and not hasattr(graph, _HOOKS):
+            if _takes_hooks(graph) and not has_mark(graph, _HOOKS):
                 _warn_of_missing_hooks(graph, window.name)
 
     _look_before_runs(graph, look)

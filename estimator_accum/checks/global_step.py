@@ -29,7 +29,7 @@ from estimator_accum.graph.names import (
     SHAPES,
     WRITERS,
 )
-from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
 from estimator_accum.graph.writers import deciding_inputs, writing
 
@@ -120,14 +120,14 @@ def _warn_of_readers(
     graph = next(iter(clocks)).graph
     for name, operations in uses.items():
         needed = _ancestors(operations, clocks)
-        if not needed or hasattr(graph, _WARNED):
+        if not needed or has_mark(graph, _WARNED):
             continue
         if name.startswith("the loss") and loss is not None:
             of_loss = _ancestors([loss.op], clocks)
             if not of_loss and _is_of_shown_branch(clocks, needed, loss):
                 continue
             needed = of_loss or needed
-        value_of_graph(graph, _WARNED, True)
+        mark_graph(graph, _WARNED)
         reader, line = _reader(clocks, needed, optimizer_ops)
         if reader is None:
             reader, remedy = name.split()[0], "If it cannot, use"

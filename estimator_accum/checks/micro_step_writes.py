@@ -16,7 +16,7 @@ from estimator_accum.checks.global_step import deciding, deciding_inside
 from estimator_accum.checks.repeated_writes import changes_once
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.names import moves_generator
-from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.graph.writers import MicroStepWriters, varying
@@ -36,10 +36,10 @@ def warn_of_micro_step_writes(
         writers: Its writers of every micro-step.
         windows: Its `Window`s.
     """
-    if hasattr(graph, _WARNED):
+    if has_mark(graph, _WARNED):
         return
     for variable, writer in _repeated_writes(graph, writers, windows):
-        value_of_graph(graph, _WARNED, True)
+        mark_graph(graph, _WARNED)
         _logger.warning(
             "%s is written by %s with every micro-step, where a big batch writes it "
             "once: K times per update. Pass the write as `after_update_ops`, wrap its "

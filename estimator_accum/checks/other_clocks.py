@@ -9,7 +9,7 @@ from estimator_accum.checks.global_step import deciding as deciding_with_shapes
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import PYTHON, SHAPES, TAKING_A_BATCH
-from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.graph.writers import writing
 
@@ -49,8 +49,8 @@ def warn_of_other_clocks(
             of_loss = data_ancestors([loss.op], _deciding)
             clocks += [op for op in in_python if op not in of_loss]
     graph = tf.compat.v1.get_default_graph()
-    if clocks and not hasattr(graph, _WARNED):
-        value_of_graph(graph, _WARNED, True)
+    if clocks and not has_mark(graph, _WARNED):
+        mark_graph(graph, _WARNED)
         _logger.warning(
             "%s takes its next value with every micro-step, and decides the %s: a "
             "schedule moves K times too fast. Compute it from "
