@@ -22,7 +22,7 @@ from estimator_accum.core.clock import Clock
 from estimator_accum.core.state import State
 from estimator_accum.graph.internals import call_before_runs, set_input
 from estimator_accum.graph.outermost import outermost_graph, value_of_graph
-from estimator_accum.graph.variables import create_variable, read
+from estimator_accum.graph.variables import create_variable, read, reads_of
 from estimator_accum.graph.walks import data_ancestors
 
 _PULLS = "_estimator_accum_pulls"  # a graph's attribute
@@ -152,8 +152,4 @@ def use_before_runs(values: list[tf.Tensor], uses: Iterable[list]) -> None:
 
 def _values(variable: tf.Variable) -> list[tf.Tensor]:
     """Returns the tensors that hold the variable's whole value at any time."""
-    kind, source = "Identity", variable.op.outputs[0]  # of a reference variable
-    if hasattr(variable, "handle"):
-        kind, source = "ReadVariableOp", variable.handle
-    reads = [user for user in source.consumers() if user.type == kind]
-    return [read.outputs[0] for read in reads if not read.control_inputs]
+    return [op.outputs[0] for op in reads_of(variable) if not op.control_inputs]

@@ -118,10 +118,16 @@ def _is_elsewhere(device: str, here: str) -> bool:
 class State(NamedTuple):
     """Variables of one train op.
 
-    A checkpoint after 7 of 8 micro-steps holds `saved` and `statistics`: `micro_steps` is
-    7, and the sums are those of 7 micro-batches. Trained variables, slots and
-    `update_step` are as after the last update. Inside `microbatch_model_fn`, which saves
-    between batches, the sums are in no checkpoint.
+    A checkpoint after 7 of 8 micro-steps holds
+
+        accumulators, sums, micro_steps          of 7 micro-batches
+        global_step                              7 more than after the last update
+        update_step, clipped_updates, noise      as after the last update
+        trained variables, slots                 as after the last update
+        variables of UPDATE_OPS                  as after the 7th micro-batch
+
+    Inside `microbatch_model_fn`, which saves between batches, the sums are in no
+    checkpoint.
 
     Attributes:
         accumulators: Sums of the gradients; empty if every micro-batch is a window.

@@ -19,10 +19,23 @@
 
 over all micro-batches i of the window and all replicas. Changes to the gradients before
 `apply_gradients` apply to the mean, before it is clipped; without any, dividing and
-clipping are one multiplication. Each line waits for the one before, by a control or data
-dependency. `make_accumulating_train_op`, `AccumulatingOptimizer`, `microbatch_model_fn`
+clipping are one multiplication. `make_accumulating_train_op`, `AccumulatingOptimizer`, `microbatch_model_fn`
 and `keras.accumulate` all train by `close` and, if a window may have several
 micro-batches, by `add`; they differ in the clock and the optimizer's call.
+
+Each line waits for the one before, by a control or data dependency, except UPDATE_OPS:
+they run beside `add`, in any order, and the count waits for both. If a check raises, a
+micro-batch has changed no sum, and a window keeps its sums. The functions of a boundary,
+each called by the last one above it with less indentation, and TensorFlow's context:
+
+    make_train_op              replica          adds, hands over
+      _finish                  cross-replica    counts; at the end, makes the `Step`
+        _close_or_skip         cross-replica    the two branches
+          clock.branch         cross-replica    a tf.cond, if there is a counter
+            close              cross-replica
+              _take_mean       replica          all_reduce to clear, and clip
+              apply            cross-replica    in a tf.cond, if a policy may skip
+                _apply         replica          the optimizer's call
 
 Two counters say where training stands, both global variables that checkpoints hold:
 
@@ -71,7 +84,7 @@ from estimator_accum.core.v1_optimizers import innermost
 from estimator_accum.graph.branches import nan
 from estimator_accum.graph.internals import READS_OF_GLOBAL_STEP
 from estimator_accum.graph.replicas import first_of, flatten
-from estimator_accum.graph.variables import add_to, find_global_step, read
+from estimator_accum.graph.variables import add_to, find_global_step, read, reads_of
 
 
 class WindowSums(NamedTuple):
@@ -125,14 +138,8 @@ def make_train_op(
     def create(strategy) -> Plan:
         return create_plan(strategy, options, clock, micro_batch, global_step)
 
-    def close_or_go_on(
-        strategy, *added
-    ) -> tf.Operation:  # the first replica's is called
-        train_op, updates = _finish(
-            strategy, plan, micro_batch.variables, Added(*added)
-        )
-        _warn_of_clocks(plan, micro_batch, steps, updates, update_ops)
-        return train_op
+    def finish(strategy, *added) -> tf.Operation:  # the first replica's is called
+        return _finish(strategy, plan, micro_batch, update_ops, Added(*added))
 
     in_cross_replica_context = tf.distribute.get_replica_context().merge_call
     plan = in_cross_replica_context(create)
@@ -152,15 +159,13 @@ def make_train_op(
     with clock.at_the_boundary():
         loss = _mean_loss(plan, micro_batch, counted)
         added = Added(sums, counted, loss, steps, micro_batch.change)
-        return in_cross_replica_context(close_or_go_on, args=tuple(added))
+        return in_cross_replica_context(finish, args=tuple(added))
 
 
 def _warn_of_clocks(
     plan: Plan, micro_batch: MicroBatch, steps, updates: dict, update_ops: list
 ) -> None:
     """Warns of values that move with every micro-step, such as global_step."""
-    if not plan.has_several_micro_steps:
-        return
     optimizer = type(innermost(plan.options.optimizer)).__name__
     gradients = [values_of(gradient) for gradient in micro_batch.gradients]
     warn_of_other_clocks(micro_batch.loss, gradients, updates[optimizer])
@@ -242,19 +247,21 @@ def _mean_loss(plan: Plan, micro_batch: MicroBatch, counted) -> tf.Tensor:
 def _finish(
     strategy,
     plan: Plan,
-    variables: list[tf.Variable],
+    micro_batch: MicroBatch,
+    update_ops: list[tf.Operation],
     added: Added,
-) -> tuple[tf.Operation, dict[str, list[tf.Operation]]]:
+) -> tf.Operation:
     """Closes the window at the boundary, then counts; in cross-replica context.
 
     Args:
         strategy: The current strategy, which may be TensorFlow's default one.
         plan: The train op's plan.
-        variables: The trained variables.
+        micro_batch: That of the first replica.
+        update_ops: Operations that run with every micro-step of the first replica.
         added: The replicas' `Added`.
 
     Returns:
-        (The train op, the operations of the update by the names of their makers).
+        The train op.
     """
     steps = first_of(strategy, added.steps)
     counted = flatten(strategy, added.counted)
@@ -264,7 +271,9 @@ def _finish(
     # A caller's control dependencies (batch norm's updates, say) need the micro-batch:
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
-        result, updates = _close_or_skip(strategy, plan, is_boundary, variables, added)
+        result, updates = _close_or_skip(
+            strategy, plan, is_boundary, micro_batch.variables, added
+        )
         # A learning rate of this micro-step must read update_step before it changes.
         with tf.control_dependencies(_reads(strategy, plan.state.update_step)):
             update_step, clipped_share = _count_update(plan, result.has_updated)
@@ -272,6 +281,7 @@ def _finish(
         # those reads, which may need a micro-batch. One run never executes both.
         of_partial = _count_update(plan, result.has_updated)
     global_step, train_op = _count_micro_step(plan, [update_step, *counted])
+    changes = ()
     if added.change is not None:
         changes = strategy.experimental_local_results(added.change)
         waits = [operation for change in changes for operation in change.waits]
@@ -291,11 +301,12 @@ def _finish(
     )
     window = Window(plan, step)
     register(window)
-    if added.change is not None:
+    if changes:
         look_at_changes(changes, get_windows)
     if plan.has_several_micro_steps:
-        look_at_train_op(strategy, window, variables, get_windows)
-    return train_op, updates
+        look_at_train_op(strategy, window, micro_batch.variables, get_windows)
+        _warn_of_clocks(plan, micro_batch, steps, updates, update_ops)
+    return train_op
 
 
 def _close_or_skip(
@@ -393,15 +404,15 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         The gradients for the optimizer, the window's results, and its sums of scalars;
         "mean_norm" is the norm of the mean before it is changed.
     """
-    options, names, is_summed = plan.options, plan.names, sums is None
+    names, is_summed, changed = plan.names, sums is None, []
     sums, stop, clear = _reduce(plan, sums)
     gradients, scalars = sums
-    weight, loss, changed = scalars["weight"], scalars.get("loss"), []
+    weight, loss = scalars["weight"], scalars.get("loss")
     factor = None  # one micro-batch alone is its own mean
     if is_summed or plan.num_replicas > 1:
         divisor = tf.constant(plan.replica_divisor, weight.dtype)
         factor = _mean(plan, divisor, _divisor_of(scalars))
-    if options.noise_scale:
+    if plan.options.noise_scale:
         halves = half_squared_norms(gradients, weight.dtype, is_summed)
         norm = global_norm(gradients, halves, None)
         scalars["mean_norm"] = norm if factor is None else norm * factor
@@ -412,16 +423,9 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         factor, is_summed, changed = None, False, [values_of(g) for g in gradients]
     unknown = nan(weight.dtype)
     norm, is_good, checked = unknown, tf.constant(True), []
-    if plan.is_observed or options.policy is not None:
-        has_slices = options.sparse_norm == "slices"
-        halves = half_squared_norms(gradients, weight.dtype, is_summed or has_slices)
-        slices = scalars["slices"] if is_summed and has_slices else None
-        norm = global_norm(gradients, halves, slices)
-        terms = [weight] if loss is None or not plan.is_observed else [weight, loss]
-        values = CheckedValues(names, _number(plan), gradients, terms)
-        are_sums_checked = is_summed and plan.num_replicas == 1
-        is_good, checked = plan.policy.check_window(values, halves, are_sums_checked)
-    mean, norm = scale_and_clip(gradients, factor, options.clip_norm, norm)
+    if plan.is_observed or plan.options.policy is not None:
+        norm, is_good, checked = _check(plan, names, gradients, scalars, is_summed)
+    mean, norm = scale_and_clip(gradients, factor, plan.options.clip_norm, norm)
     with tf.control_dependencies(checked):  # a refused window keeps all its sums
         cleared = clear()
     # A change may read variables, which are written when the loss is there.
@@ -430,6 +434,36 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         stop = unknown if stop is None else stop
         result = Result(is_good, loss, norm, weight, nan(), stop)
         return mean, *tf.nest.map_structure(tf.identity, (result, scalars))
+
+
+def _check(
+    plan: Plan,
+    names: list[str],
+    gradients: list[Gradient],
+    scalars: dict[str, tf.Tensor],
+    is_summed: bool,
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Operation]]:
+    """Checks the window's sums, or its mean, by the policy.
+
+    Args:
+        plan: The train op's plan.
+        names: Names of the gradients' variables.
+        gradients: Sums of gradients, or their mean that code has changed.
+        scalars: Sums of scalars, by name.
+        is_summed: Whether `gradients` are the sums of accumulators.
+
+    Returns:
+        (Norm of `gradients`, whether the window is applied, operations before).
+    """
+    weight, loss = scalars["weight"], scalars.get("loss")
+    has_slices = plan.options.sparse_norm == "slices"
+    halves = half_squared_norms(gradients, weight.dtype, is_summed or has_slices)
+    slices = scalars["slices"] if is_summed and has_slices else None
+    norm = global_norm(gradients, halves, slices)
+    terms = [weight] if loss is None or not plan.is_observed else [weight, loss]
+    values = CheckedValues(names, _number(plan), gradients, terms)
+    are_sums_checked = is_summed and plan.num_replicas == 1
+    return norm, *plan.policy.check_window(values, halves, are_sums_checked)
 
 
 def _reduce(
@@ -504,12 +538,8 @@ def _reads(strategy, variable: tf.Variable) -> list[tf.Operation]:
     """Returns the operations of this graph that already read `variable`."""
     if tf.compat.v1.get_default_graph().building_function:
         return []
-    return [
-        operation
-        for component in strategy.experimental_local_results(variable)
-        for operation in component.handle.consumers()
-        if operation.type == "ReadVariableOp"
-    ]
+    components = strategy.experimental_local_results(variable)
+    return [op for component in components for op in reads_of(component)]
 
 
 def _micro_step_counter(plan: Plan) -> tf.Variable | None:

@@ -125,15 +125,25 @@ def read(variable: tf.Variable) -> tf.Tensor:
     return value
 
 
+def reads_of(variable: tf.Variable) -> list[tf.Operation]:
+    """Returns the operations so far that read a variable's whole value."""
+    kind, source = "Identity", variable.op.outputs[0]  # of a reference variable
+    if hasattr(variable, "handle"):
+        kind, source = "ReadVariableOp", variable.handle
+    return [user for user in source.consumers() if user.type == kind]
+
+
 def add_to(counter: tf.Variable, value) -> tf.Tensor:
     """Adds to a variable; returns its value afterwards."""
-    value = tf.cast(value, counter.dtype.base_dtype)
-    with tf.control_dependencies([tf.compat.v1.assign_add(counter, value)]):
-        return tf.identity(counter.read_value())
+    return _write(tf.compat.v1.assign_add, counter, value)
 
 
 def set_to(variable: tf.Variable, value) -> tf.Tensor:
     """Assigns to a variable; returns its value afterwards."""
+    return _write(tf.compat.v1.assign, variable, value)
+
+
+def _write(assign, variable: tf.Variable, value) -> tf.Tensor:
     value = tf.cast(value, variable.dtype.base_dtype)
-    with tf.control_dependencies([tf.compat.v1.assign(variable, value)]):
+    with tf.control_dependencies([assign(variable, value)]):
         return tf.identity(variable.read_value())

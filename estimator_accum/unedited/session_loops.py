@@ -27,6 +27,7 @@ from estimator_accum.core.change import remember
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import GRADIENTS, replace_function
 from estimator_accum.graph.names import moves_generator
+from estimator_accum.graph.variables import reads_of
 from estimator_accum.graph.walks import ancestors, walk
 from estimator_accum.graph.writers import writers_of
 from estimator_accum.microbatch.writes import needed_by_updates
@@ -207,7 +208,8 @@ class Runs:
             _local.update = (global_step,)
             try:
                 # An update waits for what the script reads of `global_step`.
-                with tf.control_dependencies(_reads(global_step)):
+                reads = [] if global_step is None else reads_of(global_step)
+                with tf.control_dependencies(reads):
                     train_op = accumulating.apply_gradients(grads_and_vars)
             finally:
                 _local.update = None
@@ -310,10 +312,3 @@ class Runs:
     def _is_branch(self, operation: tf.Operation) -> bool:
         """Returns whether an operation is a tf.cond in which there is a train op."""
         return bool(self._branches and self._branches & {*functions_of(operation)})
-
-
-def _reads(global_step) -> list[tf.Operation]:
-    handle = getattr(global_step, "handle", None)
-    if handle is None:
-        return []
-    return [user for user in handle.consumers() if user.type == "ReadVariableOp"]
