@@ -9,7 +9,11 @@ import tensorflow as tf
 from estimator_accum.core.gradients import Gradient, cast, scaled
 from estimator_accum.core.options import Options
 from estimator_accum.core.v1_optimizers import always_reduces, innermost
-from estimator_accum.graph.internals import change_non_slots, is_in_cluster
+from estimator_accum.graph.internals import (
+    change_non_slots,
+    is_in_cluster,
+    outer_graph_of,
+)
 from estimator_accum.graph.outermost import outermost_graph
 from estimator_accum.graph.writers import operations_of_updates
 
@@ -138,6 +142,6 @@ class _OfOuterGraphs(dict):
     def get(self, key, default=None):
         name, graph = key
         while (name, graph) not in self:
-            if (graph := getattr(graph, "outer_graph", None)) is None:
+            if (graph := outer_graph_of(graph)) is None:
                 return default
         return self[name, graph]

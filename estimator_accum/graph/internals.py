@@ -93,6 +93,16 @@ def current_control_dependencies(graph: tf.Graph) -> Iterable:
     return graph._current_control_dependencies()
 
 
+def outer_graph_of(graph: tf.Graph) -> tf.Graph | None:
+    """Returns the graph around a branch's. If renamed, None: Adam fails in a branch."""
+    return getattr(graph, "outer_graph", None)
+
+
+def captures_of(graph: tf.Graph) -> list[tuple]:
+    """Returns (outer, inner) tensors. If renamed, none: branches seem to need nothing."""
+    return list(getattr(graph, "captures", ()))
+
+
 def is_function(graph: tf.Graph, kind: str) -> bool:
     """Returns whether a type is a function. If renamed, no gradient tape is split."""
     return graph._is_function(kind)

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import control_outputs
+from estimator_accum.graph.internals import captures_of, control_outputs
 
 
 def ancestors(
@@ -64,7 +64,7 @@ def data_ancestors(
     def needed(operation: tf.Operation) -> list[tf.Operation]:
         graph = operation.graph
         if graph not in captured:
-            pairs = getattr(graph, "captures", ())
+            pairs = captures_of(graph)
             # An eager tensor has no operation.
             captured[graph] = {
                 inner.op: outer.op for outer, inner in pairs if hasattr(outer, "op")

@@ -13,7 +13,11 @@ from estimator_accum.graph.functions import (
     operations_with_own_gradients,
 )
 from estimator_accum.graph.handles import Ways
-from estimator_accum.graph.internals import gradient_scope_of, is_composite
+from estimator_accum.graph.internals import (
+    captures_of,
+    gradient_scope_of,
+    is_composite,
+)
 from estimator_accum.graph.names import (
     CALLERS,
     LOOPS,
@@ -114,7 +118,7 @@ def _check_tensors(name: str, values: list) -> None:
 
 def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]:
     """Returns the seeds that a pass moves; raises ValueError if it writes others."""
-    outer = {inner.name: handle for handle, inner in graph.captures}
+    outer = {inner.name: handle for handle, inner in captures_of(graph)}
     seeds_by_handle = {id(seed.handle): seed for seed in seeds}
     moved = []
     with graph.as_default():

@@ -146,6 +146,11 @@ def filter_gradients(optimizer, pairs: list) -> list:
     return list(zip(*optimizer._filter_empty_gradients(*zip(*pairs))))
 
 
+def trained_by(optimizer) -> list:
+    """Returns the variables of a built one. If renamed, `apply` without them fails."""
+    return optimizer._trainable_variables
+
+
 def sums_over_replicas(optimizer) -> bool:
     """Returns whether its own sum is known. If renamed, several replicas are refused."""
     return hasattr(optimizer, "_all_reduce_sum_gradients")

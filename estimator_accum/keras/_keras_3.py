@@ -98,7 +98,7 @@ class Keras3:
     def apply(self, grads, trainable_variables=None):
         """Calls `apply_gradients` with gradients in the order of the variables."""
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables
+            trainable_variables = internals.trained_by(self)
         self.apply_gradients(list(zip(grads, trainable_variables, strict=True)))
 
     @property

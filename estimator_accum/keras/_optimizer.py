@@ -19,6 +19,7 @@ from estimator_accum.graph.internals import (
     DelegatingTrackable,
     context_of,
     key_of,
+    outer_graph_of,
     track,
 )
 from estimator_accum.keras._saving import Saving
@@ -311,7 +312,7 @@ def is_compiled_by_xla() -> bool:
             if context.IsXLAContext():
                 return True
             context = context.outer_context
-        graph = getattr(graph, "outer_graph", None)
+        graph = outer_graph_of(graph)
     return False
 
 

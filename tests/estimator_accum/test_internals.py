@@ -3,6 +3,7 @@
 import ast
 import concurrent.futures
 import inspect
+import operator
 
 import numpy as np
 import pytest
@@ -145,6 +146,35 @@ def _call() -> tuple[tf.Operation, str]:
     call = function(tf.zeros([2])).op
     calls = [call] if "f" in call.node_def.attr else [call.inputs[0].op]
     return calls[0], calls[0].get_attr("f").name
+
+
+def _in_branch(take):
+    """Returns what `take` returns of a branch's graph that reads a tensor outside."""
+    x, results = tf.constant(1.0), []
+
+    def branch():
+        y = -x
+        results.append(take(v1.get_default_graph(), x, y.op.inputs[0]))
+        return y
+
+    tf.cond(v1.placeholder(tf.bool, []), branch, lambda: x)
+    return results[0]
+
+
+@_finds
+def outer_graph_of():
+    outer = v1.get_default_graph()
+    is_found = _in_branch(lambda graph, *_: internals.outer_graph_of(graph) is outer)
+    return is_found and internals.outer_graph_of(outer) is None
+
+
+@_finds
+def captures_of():
+    def captures(graph, *tensors):
+        (pair,) = internals.captures_of(graph)
+        return all(map(operator.is_, pair, tensors))
+
+    return _in_branch(captures) and not internals.captures_of(v1.get_default_graph())
 
 
 @_finds

@@ -147,6 +147,13 @@ def sums_over_replicas(kind):
 
 
 @_finds(True)
+def trained_by(kind):
+    optimizer, variable = kind.optimizer("SGD", 0.1), kind.keras.Variable(1.0)
+    optimizer.build([variable])
+    return _internals.trained_by(optimizer)[0] is variable
+
+
+@_finds(True)
 def leave_gradients_unsummed(kind):
     optimizer, gradients = kind.optimizer("SGD", 0.1), [tf.constant(1.0)]
     _internals.leave_gradients_unsummed(optimizer)
