@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -27,7 +27,7 @@ def note_hooks(graph: tf.Graph) -> None:
     mark_graph(graph, _HOOKS)
 
 
-def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
+def look_at_changes(changes: Sequence, get_windows: Callable) -> None:
     """Checks the inputs of gradients' changes, now and whenever the graph has grown.
 
     Args:
@@ -39,8 +39,9 @@ def look_at_changes(changes: Iterable, get_windows: Callable) -> None:
         for change in changes:
             change.check_variables(get_windows())
 
-    look()
-    _look_before_runs(outermost_graph(), look)
+    if changes:
+        look()
+        _look_before_runs(outermost_graph(), look)
 
 
 def look_at_train_op(

@@ -161,11 +161,11 @@ class Change:
         changed: The gradients that `apply_gradients` gets.
         variables: Their variables.
         gradients: The gradients that are accumulated.
-        read: The variables for which they were computed.
+        sources: The variables for which they were computed.
         slices: Uses of their slices, of those that are sparse.
         operations: The operations that are copied.
         outside: Tensors by name that these read, and that are not copied.
-        waits: Operations for which they wait and that run with every micro-step.
+        awaited: Operations for which they wait and that run with every micro-step.
         of_batch: Operations by which one micro-batch differs from another.
         definition: The copied operations.
     """
@@ -173,11 +173,11 @@ class Change:
     changed: list[Gradient]
     variables: list[tf.Variable]
     gradients: list[Gradient]
-    read: list[tf.Variable]
+    sources: list[tf.Variable]
     slices: Slices
     operations: set[tf.Operation]
     outside: dict[str, tf.Tensor]
-    waits: list[tf.Operation]
+    awaited: list[tf.Operation]
     of_batch: set[tf.Operation]
     definition: tf.compat.v1.GraphDef
 
@@ -197,7 +197,7 @@ class Change:
         updates = operations_of_updates(graph)
         with graph.as_default():
             written = writers_of(graph.get_operations())
-        waited = ancestors(self.waits)
+        waited = ancestors(self.awaited)
         self._check_tables(writers)
         for variable in dict.fromkeys(map(variable_of, self.outside.values())):
             for writer in written.get(variable, ()):
@@ -268,14 +268,14 @@ class _Walk(NamedTuple):
         users: The operation that needs another, by that one; also those outside.
         operations: The operations that are copied.
         outside: Tensors by name that these read, and that are not copied.
-        waits: Operations for which they wait.
+        awaited: Operations for which they wait.
     """
 
     names: set[str]
     users: dict[tf.Operation, tf.Operation | None]
     operations: set[tf.Operation]
     outside: dict[str, tf.Tensor]
-    waits: list[tf.Operation]
+    awaited: list[tf.Operation]
 
 
 def _plan_change(
@@ -294,10 +294,10 @@ def _plan_change(
     """
     walk = _walk(changed, results, later)
     first = {values_of(c.gradient).name: c for c in results.values()}
-    read = [computed for name, computed in first.items() if name in walk.names]
-    gradients = [computed.gradient for computed in read]
+    accumulated = [c for name, c in first.items() if name in walk.names]
+    gradients = [computed.gradient for computed in accumulated]
     needed = [part.op for gradient in gradients for part in parts_of(gradient)]
-    needed += [loss.op for _, _, loss in read if isinstance(loss, tf.Tensor)]
+    needed += [loss.op for _, _, loss in accumulated if isinstance(loss, tf.Tensor)]
     of_batch = varying(ancestors(needed))
     _check_operations(walk, later, of_batch)
     slices = find_slices(gradients, changed, walk.operations)
@@ -307,11 +307,11 @@ def _plan_change(
         changed=changed,
         variables=variables,
         gradients=gradients,
-        read=[computed.variable for computed in read],
+        sources=[computed.variable for computed in accumulated],
         slices=slices,
         operations=walk.operations,
         outside=walk.outside,
-        waits=walk.waits,
+        awaited=walk.awaited,
         of_batch=of_batch,
         definition=definition,
     )
@@ -319,7 +319,7 @@ def _plan_change(
 
 def _walk(changed: list[Gradient], results: dict, later: set[tf.Operation]) -> _Walk:
     """Walks from the changed gradients back to those that are accumulated."""
-    names, users, outside, waits = set(), {}, {}, {}
+    names, users, outside, awaited = set(), {}, {}, {}
     parts = [part for gradient in changed for part in parts_of(gradient)]
     waiting = [(tensor, tensor.op, None) for tensor in parts]
     while waiting:
@@ -341,10 +341,10 @@ def _walk(changed: list[Gradient], results: dict, later: set[tf.Operation]) -> _
             if other in later or _is_pivot(other):
                 waiting.append((None, other, operation))
             else:
-                waits[other] = None
+                awaited[other] = None
     operations = {op for op in users if not _stays(op)}
-    waits = [op for op in waits if op not in operations]
-    return _Walk(names, users, operations, outside, waits)
+    awaited = [op for op in awaited if op not in operations]
+    return _Walk(names, users, operations, outside, awaited)
 
 
 def _check_operations(

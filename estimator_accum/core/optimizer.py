@@ -149,7 +149,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             multipliers = [Multipliers(gradients)]
         if change is not None:
             _check_sparse_norm(options)
-            pairs = zip(change.gradients, change.read, strict=True)
+            pairs = zip(change.gradients, change.sources, strict=True)
             gradients, variables, device = check_trained(pairs, loss)
         value = options.weight() if callable(options.weight) else options.weight
         weight, scale = weigh(value, options.reduction)

@@ -48,7 +48,7 @@ skipped, and unlike `global_step % K` it stays right when K changes and when a p
 window was applied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -163,13 +163,13 @@ def make_train_op(
 
 
 def _warn_of_clocks(
-    plan: Plan, micro_batch: MicroBatch, steps, updates: dict, update_ops: list
+    window: Window, micro_batch: MicroBatch, updates: dict, update_ops: list
 ) -> None:
     """Warns of values that move with every micro-step, such as global_step."""
-    optimizer = type(innermost(plan.options.optimizer)).__name__
+    optimizer = type(innermost(window.options.optimizer)).__name__
     gradients = [values_of(gradient) for gradient in micro_batch.gradients]
     warn_of_other_clocks(micro_batch.loss, gradients, updates[optimizer])
-    counter = _micro_step_counter(plan)
+    counter = _micro_step_counter(window.plan)
     if counter is None:
         return
     warn_of_global_step(
@@ -177,7 +177,7 @@ def _warn_of_clocks(
         micro_batch.loss,
         gradients,
         micro_batch.sums["weight"],
-        steps,
+        window.gradient_accumulation_steps,
         optimizer,
         updates,
         update_ops,
@@ -280,12 +280,10 @@ def _finish(
         # A hook that applies a partial window fetches this count in its place: without
         # those reads, which may need a micro-batch. One run never executes both.
         of_partial = _count_update(plan, result.has_updated)
-    global_step, train_op = _count_micro_step(plan, [update_step, *counted])
     changes = ()
     if added.change is not None:
         changes = strategy.experimental_local_results(added.change)
-        waits = [operation for change in changes for operation in change.waits]
-        train_op = tf.group(train_op, *waits, name=f"{plan.options.name}_train_all")
+    global_step, train_op = _count_micro_step(plan, [update_step, *counted], changes)
     # Optimizers register ops of the branch's graph, which a MetaGraph cannot name.
     train_ops[:] = [*known_train_ops, train_op]
     step = Step(
@@ -301,11 +299,10 @@ def _finish(
     )
     window = Window(plan, step)
     register(window)
-    if changes:
-        look_at_changes(changes, get_windows)
+    look_at_changes(changes, get_windows)
     if plan.has_several_micro_steps:
         look_at_train_op(strategy, window, micro_batch.variables, get_windows)
-        _warn_of_clocks(plan, micro_batch, steps, updates, update_ops)
+        _warn_of_clocks(window, micro_batch, updates, update_ops)
     return train_op
 
 
@@ -335,12 +332,15 @@ def _close_or_skip(
     return plan.clock.branch(counter, is_boundary, update, skip), updates
 
 
-def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Operation]:
+def _count_micro_step(
+    plan: Plan, done: list, changes: Sequence[Change]
+) -> tuple[tf.Tensor | None, tf.Operation]:
     """Returns (global_step after this micro-step, the train op).
 
     Args:
         plan: The train op's plan.
         done: Operations to run before; None is returned if the caller counts.
+        changes: The replicas' code that changes gradients.
     """
     # Hooks such as StepCounterHook read global_step in the same run: before it changes,
     # or two runs may read the same value, of which TensorFlow warns.
@@ -348,9 +348,14 @@ def _count_micro_step(plan: Plan, done: list) -> tuple[tf.Tensor | None, tf.Oper
     name = f"{plan.options.name}_train"
     with tf.control_dependencies([*done, *hooks_read]):
         if plan.state.global_step is None:
-            return None, tf.no_op(name)
-        global_step = add_to(plan.state.global_step, 1)
-        return global_step, tf.group(global_step, name=name)
+            global_step, train_op = None, tf.no_op(name)
+        else:
+            global_step = add_to(plan.state.global_step, 1)
+            train_op = tf.group(global_step, name=name)
+    awaited = [operation for change in changes for operation in change.awaited]
+    if changes:
+        train_op = tf.group(train_op, *awaited, name=f"{name}_all")
+    return global_step, train_op
 
 
 def close(
@@ -419,7 +424,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
     if change is not None:
         gradients = _changed_mean(change, sums, factor)
         names = [variable.op.name for variable in change.variables]
-        # The micro-steps have not checked what was changed.
+        # The micro-steps have not checked the changed mean.
         factor, is_summed, changed = None, False, [values_of(g) for g in gradients]
     unknown = nan(weight.dtype)
     norm, is_good, checked = unknown, tf.constant(True), []
