@@ -56,7 +56,7 @@ def _repeated_writes(
     """Yields variables that a batch would write once, each with a writer."""
     keys = tf.compat.v1.GraphKeys
     trained = {name for window in windows for name in window.names}
-    state = {v.op.name for w in windows for v in (*w.saved, *w.statistics)}
+    state = {v.op.name for w in windows for v in w.variables}
     counter = find_global_step()
     names = {*trained, *state} | ({counter.op.name} if counter is not None else set())
     updates = graph.get_collection(keys.UPDATE_OPS)

@@ -24,6 +24,7 @@ def values_of(gradient: Gradient) -> tf.Tensor:
 
 
 def map_values(function, gradient: Gradient) -> Gradient:
+    """Returns function(gradient), on the values of a sparse one."""
     if isinstance(gradient, tf.IndexedSlices):
         values = function(gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

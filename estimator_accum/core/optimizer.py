@@ -144,7 +144,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             steps = options.gradient_accumulation_steps
             check_declared_loss(steps, options.reduction, loss)
         change, multipliers = None, []
-        if makes_mean(clock):  # else nothing is summed, and what is given is applied
+        if makes_mean(clock):  # else the given gradients are applied
             change = find_change(gradients, variables, get_windows())
             multipliers = [Multipliers(gradients)]
         if change is not None:
@@ -197,4 +197,4 @@ def _check_sparse_norm(options: Options) -> None:
 
 
 def _window_variables() -> list[tf.Variable]:
-    return [v for window in get_windows() for v in (*window.saved, *window.statistics)]
+    return [v for window in get_windows() for v in window.variables]

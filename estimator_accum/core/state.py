@@ -168,3 +168,8 @@ class State(NamedTuple):
         """More such variables, which are only reported: a checkpoint may lack them."""
         clipped = [] if self.clipped_updates is None else [self.clipped_updates]
         return [*self.noise, *clipped]
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All that a graph without accumulation does not have."""
+        return [*self.saved, *self.statistics]

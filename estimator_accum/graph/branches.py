@@ -21,8 +21,8 @@ def is_in_loop(operation: tf.Operation) -> bool:
 def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
     """`tf.cond` without captures.
 
-    Every tensor that the branches of a `tf.cond` read becomes an input of it: a
-    placeholder in each of two functions, and a Switch that runs at every step. Here, in
+    Every tensor that the branches of a `tf.cond` read becomes an input of the `tf.cond`:
+    a placeholder in each of two functions, and a Switch that runs at every step. Here, in
     a graph, a branch is the operations with a control dependency on the predicate,
     built in place.
 
@@ -36,7 +36,8 @@ def either(predicate: tf.Tensor, if_true: Callable, if_false: Callable) -> list:
     Returns:
         The tensors of the branch that ran.
     """
-    # A tf.function adds control dependencies, and what waits for a dead one is dead.
+    # A tf.function adds control dependencies; an operation that waits for a dead one
+    # is dead.
     if is_in_function():
         return tf.cond(predicate, if_true, if_false)
     switch = tf.raw_ops.Switch(data=predicate, pred=predicate)

@@ -9,7 +9,7 @@ from estimator_accum.graph.walks import control_inputs_of
 
 
 def replace(tensor: tf.Tensor, other: tf.Tensor) -> None:
-    """Makes all that reads `tensor` so far read `other`."""
+    """Makes all consumers of `tensor` so far read `other`."""
     for consumer in tensor.consumers():
         for i, read in enumerate(consumer.inputs):
             if read.name == tensor.name:
@@ -40,7 +40,7 @@ def define(
         definition.versions.CopyFrom(operation.graph.graph_def_versions)
         node = definition.node.add()
         node.CopyFrom(operation.node_def)
-        node.attr.pop(COLOCATION, None)  # colocation with what is not copied
+        node.attr.pop(COLOCATION, None)  # colocation with operations outside
         del node.input[:]
         node.input.extend(tensor.name for tensor in operation.inputs)
         for other in control_inputs_of(operation):

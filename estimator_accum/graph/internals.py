@@ -1,9 +1,10 @@
 """Names of TensorFlow that are not public.
 
-All other rooms reach them through this file, and each one says what breaks if TensorFlow
-renames it. A function here then raises AttributeError, or says that it does not; a search
-for the texts at the end would find nothing, in silence. A test finds every name in the
-TensorFlow that is installed.
+All other rooms reach them through this file; each entry says which feature breaks if
+TensorFlow renames it. A function here then raises AttributeError, or says that it does
+not; a search for the texts at the end would find nothing, in silence. A test finds every
+name in the TensorFlow that is installed. `compat` and `programs` have a few more, and a
+subclass overrides methods in its own file: tests/test_architecture.py lists them.
 """
 
 import functools
@@ -309,7 +310,7 @@ def model_fn_of(estimator) -> Callable:
 
 # Texts. If TensorFlow writes others:
 
-COLOCATION = "_class"  # an attribute; copies ask for places of what is not copied
+COLOCATION = "_class"  # an attribute; copies ask for the places of originals
 OWN_GRADIENT = "_gradient_op_type"  # an attribute; tf.custom_gradient is not checked
 READS_OF_GLOBAL_STEP = "global_step_read_op_cache"  # a collection; hooks may read late
 _COUNTER = re.compile(r"(^|/)loop_body(_\d+)?/PlaceholderWithDefault$")

@@ -85,7 +85,7 @@ def writes(node) -> bool:
     kind = node.type if isinstance(node, tf.Operation) else node.op
     if kind in READERS or not (WRITERS.search(kind) or moves_generator(kind)):
         return False
-    return not functions_of(node)  # else it does what the functions do
+    return not functions_of(node)  # else its functions decide
 
 
 def operations_of_updates(graph: tf.Graph) -> set[tf.Operation]:
@@ -109,7 +109,7 @@ def _calls_writer(operation: tf.Operation, library: dict) -> bool:
 
 
 def varying(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns those of the operations by which one micro-batch differs from another."""
+    """Returns the operations by which one micro-batch differs from another."""
     return {
         operation
         for operation in operations
@@ -199,7 +199,7 @@ class MicroStepWriters:
         """Returns the inputs of a writer from which a variable's value is computed.
 
         Returns:
-            None if a function draws, or takes from elsewhere, what it writes.
+            None if a function draws the value, or takes it from elsewhere.
         """
         if not functions_of(writer):
             return list(writer.inputs[1:])

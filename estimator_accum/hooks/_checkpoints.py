@@ -43,7 +43,7 @@ def keep_initial_values(windows: list[Window]) -> None:
     these too.
     """
     for window in windows:
-        for variable in (*window.saved, *window.statistics):
+        for variable in window.variables:
             initializer = getattr(variable, INITIALIZER_ATTRIBUTE, None)
             if initializer is not None:
                 set_initializer(variable, initializer)

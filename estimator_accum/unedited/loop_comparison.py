@@ -173,7 +173,7 @@ def _look(graph: tf.Graph, operations, fetches, run: Callable) -> _Before:
         names = {
             variable.op.name
             for window in get_windows()
-            for variable in (*window.saved, *window.statistics)
+            for variable in window.variables
         }
     return _Before(fetches, inputs, variables, run(variables), names)
 
