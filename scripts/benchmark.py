@@ -32,7 +32,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow's import
 if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import (
+    OneSentenceParser,
+    count,
+    exit_code_of,
+)
 from scripts.benchmarks.base import as_text, run_script, write
 from scripts.benchmarks.cola import PRECISIONS
 from scripts.benchmarks.models import SIZES
@@ -57,29 +61,21 @@ def _parser() -> argparse.ArgumentParser:
     add("parts", list(PARTS), "what to measure", nargs="+", choices=PARTS)
     sizes = "sizes of BERT; None: each part's own"
     add("sizes", None, sizes, nargs="+", choices=SIZES)
-    add("accumulation_steps", [4, 16], "K, in overhead and fit", nargs="+", type=_count)
-    add("cola_examples", 1600, "examples of cola's one epoch", type=_count)
+    add("accumulation_steps", [4, 16], "K, in overhead and fit", nargs="+", type=count)
+    add("cola_examples", 1600, "examples of cola's one epoch", type=count)
     add("precisions", list(PRECISIONS), "of cola", nargs="+", choices=PRECISIONS)
     trainer = "Python with torch and transformers 5, for Hugging Face's rows of cola"
     add("trainer_python", None, trainer, metavar="PATH")
     batches = "effective batches, in memory"
-    add("effective_batch_sizes", [32, 256], batches, nargs="+", type=_count)
-    add("micro_batch_size", 8, "examples, in all but cola and housing", type=_count)
-    add("tokens", 16, "tokens of an example, in all but cola and housing", type=_count)
-    add("housing_updates", 400, "updates of one run of housing", type=_count)
+    add("effective_batch_sizes", [32, 256], batches, nargs="+", type=count)
+    add("micro_batch_size", 8, "examples, in all but cola and housing", type=count)
+    add("tokens", 16, "tokens of an example, in all but cola and housing", type=count)
+    add("housing_updates", 400, "updates of one run of housing", type=count)
     updates = "updates of one run of spot_check"
-    add("checked_updates", 100, updates, type=_count)
-    add("rounds", 9, "turns of each program", type=_count)
-    add("starts", 3, "starts of each program, but for fit to unedited", type=_count)
+    add("checked_updates", 100, updates, type=count)
+    add("rounds", 9, "turns of each program", type=count)
+    add("starts", 3, "starts of each program, but for fit to unedited", type=count)
     return parser
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"must be an integer >= 1. Received: {text!r}. Use 3"
-        )
-    return int(text)
 
 
 def _measure(flags) -> None:

@@ -1,5 +1,6 @@
 """Checks of tensors that a caller gives to a train op."""
 
+import numpy as np
 import tensorflow as tf
 
 _FOR_EACH_EXAMPLE = (
@@ -52,6 +53,22 @@ def check_scalar(argument: str, value, more: str = "") -> tf.Tensor:
             f"{tensor.name}. Reduce it, e.g. with tf.reduce_mean{more}."
         )
     return tensor
+
+
+def check_count(argument: str, value, remedy: str, others: str = "") -> None:
+    """Raises TypeError or ValueError unless an argument is an integer >= 1.
+
+    Args:
+        argument: Its name.
+        value: Its value.
+        remedy: Last sentence of the error.
+        others: Other values that are allowed, such as " or None", for a wrong type.
+    """
+    rule = f"`{argument}` must be an integer >= 1"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{rule}{others}. Received: {value!r}. {remedy}")
+    if value < 1:
+        raise ValueError(f"{rule}. Received: {value}. {remedy}")
 
 
 def check_weight(weight) -> tf.Tensor:

@@ -9,9 +9,9 @@ import numbers
 import re
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
+from estimator_accum.core.arguments import check_count
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.v1_optimizers import innermost, is_dynamic
 from estimator_accum.graph.branches import is_in_branch
@@ -94,16 +94,12 @@ def check_accumulation_steps(steps: AccumulationSteps) -> None:
     """Raises TypeError or ValueError unless `steps` is an int >= 1 or a callable."""
     if callable(steps):
         return
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer):
-        raise TypeError(
-            "`gradient_accumulation_steps` must be an integer >= 1 or a callable of "
-            f"the update step. Received: {steps!r}. Use 1 to turn accumulation off."
-        )
-    if steps < 1:
-        raise ValueError(
-            "`gradient_accumulation_steps` must be an integer >= 1. "
-            f"Received: {steps}. Use 1 to turn accumulation off."
-        )
+    check_count(
+        "gradient_accumulation_steps",
+        steps,
+        "Use 1 to turn accumulation off.",
+        " or a callable of the update step",
+    )
 
 
 def _check_name(name) -> None:

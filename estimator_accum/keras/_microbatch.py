@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
+from estimator_accum.core.arguments import check_count
 from estimator_accum.keras._accumulate import is_supported
 from estimator_accum.keras._forward import Forward, trace_forward
 from estimator_accum.keras._joined import Cut, gradients_of, outputs_of
@@ -320,15 +321,6 @@ def _check_steps(steps: int | str) -> None:
 
 
 def _check_micro_batches(micro_batches) -> None:
-    if micro_batches == _AUTO:
-        return
-    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
-        raise TypeError(
-            '`micro_batches` must be an integer >= 1 or "auto". Received: '
-            f"{micro_batches!r}. Pass a number, such as 4."
-        )
-    if micro_batches < 1:
-        raise ValueError(
-            f"`micro_batches` must be an integer >= 1. Received: {micro_batches}. Use 1 "
-            "to leave batches whole."
-        )
+    if micro_batches != _AUTO:
+        remedy = "Use 1 to leave batches whole."
+        check_count("micro_batches", micro_batches, remedy, ' or "auto"')

@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
+from estimator_accum.core.arguments import check_count
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.options import check_reduction
 from estimator_accum.core.registry import get_windows
@@ -100,10 +100,14 @@ def microbatch_model_fn(
             "`model_fn` must be a function of features, labels, mode. "
             f"Received: {model_fn!r}. Pass the one that your Estimator has."
         )
-    _check_count("micro_batches", micro_batches, "auto", "Use 1 to cut no batch.")
-    _check_count("grow_after", grow_after, None, "Use None to never try fewer.")
+    is_auto = isinstance(micro_batches, str) and micro_batches == "auto"
+    if not is_auto:
+        remedy = "Use 1 to cut no batch."
+        check_count("micro_batches", micro_batches, remedy, " or 'auto'")
+    if grow_after is not None:
+        remedy = "Use None to never try fewer."
+        check_count("grow_after", grow_after, remedy, " or None")
     check_reduction(reduction)
-    is_auto = micro_batches == "auto"
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def wrapped(features, labels=None, mode=None, params=None, config=None):
@@ -384,14 +388,3 @@ def _count_path(config, of: str) -> str:
     if config.num_worker_replicas > 1:
         task = f"-{config.task_type}-{config.task_id}"
     return os.path.join(config.model_dir, f"micro_batches{of}{task}.json")
-
-
-def _check_count(argument: str, value, other: str | None, remedy: str) -> None:
-    """Raises unless `value` is an integer >= 1 or `other`."""
-    if isinstance(value, str | None) and value == other:
-        return
-    expected = f"`{argument}` must be an integer >= 1 or {other!r}. "
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{expected}Received: {value!r}. {remedy}")
-    if value < 1:
-        raise ValueError(f"{expected}Received: {value}. {remedy}")

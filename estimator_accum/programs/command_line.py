@@ -107,6 +107,17 @@ class OneSentenceParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+def count(text: str) -> int:
+    """Returns the integer >= 1 that a flag names."""
+    try:
+        number = parse_integer(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1. Received: {text}")
+    return number
+
+
 def check_counts(flags: argparse.Namespace) -> None:
     """Raises ValueError if a flag is an integer below 1."""
     for name, value in vars(flags).items():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from estimator_accum.compat import enable_estimator
 from estimator_accum.compat._script import NoProgramError, run_script
 from estimator_accum.compat.v1 import enable_v1
-from estimator_accum.programs.command_line import OneSentenceParser
+from estimator_accum.programs.command_line import OneSentenceParser, count
 
 
 def add_script(name: str, description: str) -> OneSentenceParser:
@@ -123,10 +123,3 @@ def compute_in(precision: str, *, is_forced: bool) -> None:
         return init
 
     replace_function(INIT_OF_SESSION, with_precision)
-
-
-def count(text: str) -> int:
-    """Returns the integer >= 1 that a flag names."""
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1. Received: {text}")
-    return int(text)

@@ -14,11 +14,11 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from estimator_accum.programs.command_line import count
 from estimator_accum.unedited.command import (
     add_runs_per_update,
     add_script,
     compute_in,
-    count,
     enable_and_run,
 )
 
