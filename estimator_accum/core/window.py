@@ -19,14 +19,15 @@
 
 over all micro-batches i of the window and all replicas. Changes to the gradients before
 `apply_gradients` apply to the mean, before it is clipped; without any, dividing and
-clipping are one multiplication. `make_accumulating_train_op`, `AccumulatingOptimizer`, `microbatch_model_fn`
-and `keras.accumulate` all train by `close` and, if a window may have several
-micro-batches, by `add`; they differ in the clock and the optimizer's call.
+clipping are one multiplication. `make_accumulating_train_op`, `AccumulatingOptimizer`,
+`microbatch_model_fn` and `keras.accumulate` all train by `close` and, if a window may
+have several micro-batches, by `add`; they differ in the clock and the optimizer's call.
 
 Each line waits for the one before, by a control or data dependency, except UPDATE_OPS:
-they run beside `add`, in any order, and the count waits for both. If a check raises, a
-micro-batch has changed no sum, and a window keeps its sums. The functions of a boundary,
-each called by the last one above it with less indentation, and TensorFlow's context:
+they run beside `add`, in any order, and the count waits for both. If a check of `add`
+raises, no sum has changed; if a check of `close` raises, the window keeps its sums. The
+functions of a boundary, each called by the last one above it with less indentation, and
+TensorFlow's context:
 
     make_train_op              replica          adds, hands over
       _finish                  cross-replica    counts; at the end, makes the `Step`
