@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from estimator_accum.rows.declaration import per_example
     from estimator_accum.seed import micro_batch_seed
 
-__version__ = "0.2.0.dev0"
+__version__ = "1.0.0"
 
 __all__ = [
     "AccumulatingOptimizer",

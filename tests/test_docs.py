@@ -302,6 +302,11 @@ def test_a_page_is_in_plain_sentences(page):
     assert sum(lengths) <= 20 * max(len(lengths), 1)
 
 
+def test_the_changelog_begins_with_this_version():
+    version = estimator_accum.__version__
+    assert _WRITTEN["changelog"].startswith(f"# Changelog\n\n## {version}, ")
+
+
 def test_the_glossary_has_at_most_fifteen_words():
     words = documents.PAGES["update"].split("## Words")[1].split("##")[0]
     assert 10 <= len(re.findall("(?m)^\\| ", words)) - 1 <= 15

@@ -2,13 +2,13 @@
 
 import json
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from estimator_accum import __version__
 from estimator_accum.__main__ import main as command
 from tests.helpers.processes import documents, pages, running
 from tests.helpers.processes.running import ROOT
@@ -51,7 +51,7 @@ def test_manifest_names_the_image_that_the_page_builds():
     image = build[2].removeprefix("--tag=")
     assert build[3:] == ["."] and push[2] == image
     assert {each["image"] for each in _containers()} == {image}
-    assert re.search(r":\d+\.\d+\.\d+$", image)
+    assert image.endswith(f"/estimator-accum:{__version__}")
 
 
 def test_command_of_the_containers_is_accepted_by_the_program():
