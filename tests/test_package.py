@@ -104,7 +104,7 @@ def test_the_site_has_no_broken_link(tmp_path):
     _python("-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}")
     assert "make_accumulating_train_op" in (tmp_path / "api" / "index.html").read_text()
     start = (tmp_path / "index.html").read_text()
-    assert "gets the weights of batches of 32" in start  # examples/minimal.py
+    assert "Gets the weights of batches of 32" in start  # examples/minimal.py
     notebook = (tmp_path / "bert_in_little_memory" / "index.html").read_text()
     assert "200/200" in notebook and "data:image/png" in notebook
 
