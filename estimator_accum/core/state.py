@@ -42,8 +42,14 @@ class Place(NamedTuple):
 
     @property
     def is_of_chief(self) -> bool:
-        """Returns whether the task that saves checkpoints has this window."""
+        """Returns whether a chief, or one process alone, has this window."""
         return tf.DeviceSpec.from_string(self.worker or "").job in _CHIEFS
+
+    @property
+    def may_be_of_chief(self) -> bool:
+        """Returns whether it is of the chief, or of worker 0, who saves without one."""
+        task = tf.DeviceSpec.from_string(self.worker or "")
+        return self.is_of_chief or (task.job, task.task) == ("worker", 0)
 
     @property
     def options(self) -> dict:

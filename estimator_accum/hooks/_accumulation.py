@@ -140,7 +140,7 @@ def make_accumulation_hooks(
         items: list[Report] = [ProgressReport(total_updates)] if name is None else []
         if not tf.distribute.get_strategy().extended.should_save_summary:
             return items
-        if not get_windows()[0].place.is_of_chief:
+        if not get_windows()[0].place.may_be_of_chief:
             return [*items, *[summary] * (name is None)]
         if metrics_dir is not None:
             items += [
@@ -234,7 +234,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._last_global_step, self._last_held = session.run(self._global_step), 0
         if self._signals is not None:
             self._signals.open(coord)
+        self._is_chief = self._place.is_of_chief or self._watch.has_saved
         for window in self._windows:
+            if not self._is_chief:
+                window.leave_to_chief()
             window.open(session)
         first = self._windows[0]
         self._summary.describe(first.window, *first.held(session))
@@ -304,8 +307,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def end(self, session) -> None:
         if self._applies_at_the_end():
             if self._apply_partial_windows(session):
-                self._watch.save_again(session, session.run(self._global_step))
-                if not self._watch.has_saved and self._place.is_of_chief:
+                self._watch.save_again(session, self._last_step(session))
+                if not self._watch.has_saved and self._is_chief:
                     _logger.warning(
                         "the applied window is in no checkpoint: none was written "
                         "through the Saver that make_accumulation_hooks found. Pass "
@@ -324,7 +327,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def _end_for_signal(self, session) -> None:
         """Logs the saved position and ends training, after the save."""
         if not self._watch.has_saved:
-            who = "this run" if self._place.is_of_chief else "this task, not the chief,"
+            who = "this run" if self._is_chief else "this task, not the chief,"
             _logger.warning("not saved: %s writes no checkpoints.", who)
             self._signals.stop()
             return
@@ -338,10 +341,16 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             _logger.warning("saved at %s; the same command resumes.", place)
             self._signals.stop()
 
-        if self._watch.has_saved_at(session.run(self._global_step)):
+        if self._watch.has_saved_at(self._last_step(session)):
             finish()
         else:  # a later hook saves, or its error ends training
             self._watch.after_next_save = finish
+
+    def _last_step(self, session) -> int:
+        """Returns global_step after this task's last micro-step."""
+        if self._place.is_on_worker:  # others move it
+            return self._last_global_step
+        return session.run(self._global_step)
 
     def _before_save(self, session) -> int:
         if session is self._session and self._is_final_save(session):

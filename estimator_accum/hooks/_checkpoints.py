@@ -85,13 +85,16 @@ class SaveWatch:
         return bool(self._latest)
 
     def has_saved_at(self, global_step: int) -> bool:
-        """Returns whether the latest save of some path was at this global_step."""
-        return any(step == global_step for step, *_ in self._latest.values())
+        """Returns whether the latest save of some path was at this global_step.
+
+        With parameter servers it is one of this task's, and a save may be behind it.
+        """
+        return any(step >= global_step for step, *_ in self._latest.values())
 
     def save_again(self, session: tf.compat.v1.Session, global_step: int) -> None:
         """Repeats the saves of `global_step` with the session's current values."""
         for save_path, (saved_step, args, kwargs) in self._latest.items():
-            if saved_step == global_step:
+            if saved_step >= global_step:
                 self._save(session, save_path, *args, **kwargs)
 
 

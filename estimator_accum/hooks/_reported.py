@@ -7,7 +7,9 @@ import tensorflow as tf
 
 from estimator_accum.core.registry import Window
 from estimator_accum.hooks._partial_window import PartialUpdate, as_vector
+from estimator_accum.hooks._summary import TrainingSummary
 from estimator_accum.reports import Report, Update
+from estimator_accum.reports._progress import ProgressReport
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -64,6 +66,11 @@ class ReportedWindow:
         return all(
             counter.op in operations for counter in counters if counter is not None
         )
+
+    def leave_to_chief(self) -> None:
+        """Drops the reports of which a cluster needs only the chief's."""
+        kinds = ProgressReport | TrainingSummary
+        self._reports = [r for r in self._reports if isinstance(r, kinds)]
 
     def open(self, session: tf.compat.v1.Session) -> None:
         """Opens the reports in a new session."""

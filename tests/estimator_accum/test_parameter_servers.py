@@ -162,6 +162,43 @@ def test_applied_windows_and_single_steps_are_in_the_chiefs_checkpoint(
     np.testing.assert_equal(*values)
 
 
+class _OtherWorker(v1.train.SessionRunHook):
+    """Makes micro-steps of another worker between the chief's last save and its end."""
+
+    def begin(self):
+        self._move = v1.train.get_global_step().assign_add(5)
+
+    def end(self, session):
+        session.run(self._move)
+
+
+def test_worker_0_without_a_chief_reports_and_saves_its_applied_window(tmp_path, tasks):
+    def train(is_chief: bool) -> list[int]:
+        def loss_fn():
+            return v1.get_variable("of_worker_0", initializer=3.0) ** 2
+
+        with tf.Graph().as_default():
+            train_op, _ = _build(loss_fn)
+            hooks = make_accumulation_hooks("apply", metrics_dir=tmp_path)
+            with v1.train.MonitoredTrainingSession(
+                tasks["worker 0"][0].target,
+                is_chief,
+                str(tmp_path),
+                hooks=[_OtherWorker(), *hooks],
+                save_checkpoint_steps=10**6,
+                save_summaries_steps=None,
+                log_step_count_steps=None,
+            ) as session:
+                for _ in range(5):
+                    session.run(train_op)
+        rows = (tmp_path / "train_metrics.csv").read_text().splitlines()[1:]
+        return [int(row.partition(",")[0]) for row in rows]
+
+    assert train(is_chief=True) == [1, 2, 3]
+    assert _values(tmp_path)["update_step"] == 3
+    assert train(is_chief=False) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("interface", ["whole batch", "unedited"])
 def test_a_chief_with_servers_trains_whole_batches_as_one_process_does(
     tmp_path, monkeypatch, tasks, interface
