@@ -1,4 +1,4 @@
-"""A shorter scripts/quickstart_demo.py, which trains once and within its memory."""
+"""A shorter scripts/quickstart_demo.py, which trains once within its memory."""
 
 import functools
 import sys
