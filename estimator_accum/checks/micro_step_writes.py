@@ -77,7 +77,7 @@ def _repeated_writes(
 
     def is_once_per_batch(variable: tf.Operation, writer: tf.Operation) -> bool:
         if _APPLIES.match(writer.type) or variable in trainable:
-            return True
+            return writer not in meant
         tensors = writers.deciding(variable, writer)
         if tensors is None or moves_generator(writer.type):
             return False
@@ -85,10 +85,12 @@ def _repeated_writes(
         is_averaged = any(op.name in trained for op in needed)
         is_of_batch = varying(needed)
         is_used = is_averaged or is_read(variable, writer)
+        if writer in meant and is_averaged:  # such as the vectors of spectral norms
+            return False
         return not is_of_batch and is_used and not changes_once(variable, writers)
 
     for variable in (v.op for v in graph.get_collection(keys.GLOBAL_VARIABLES)):
         if variable.name not in names:
             for writer in writers.of(variable):
-                if writer not in meant and is_once_per_batch(variable, writer):
+                if is_once_per_batch(variable, writer):
                     yield variable, writer

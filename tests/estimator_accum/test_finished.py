@@ -307,6 +307,17 @@ def _drawn(variable, loss):
     return loss * generator.uniform([]), tf.no_op()
 
 
+def _registered(write):
+    """Returns a write that UPDATE_OPS run."""
+
+    def register(variable, loss):
+        loss, written = write(variable, loss)
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, written.op)
+        return loss, tf.no_op()
+
+    return register
+
+
 def _counted_in(call):
     """Returns a counter that functions increase, and the loss reads."""
 
@@ -347,10 +358,12 @@ def _of_micro_batch_in_a_second_call(variable, loss):
 
 
 _ONCE_PER_BATCH = [_averaged, _counted, _annealed, _trained_beside, _returned]
+_ONCE_PER_BATCH += [_registered(_counted)]
 _ONCE_PER_BATCH += map(_counted_in, [_function, _nested])
 _FOR_EACH = [_counted_only, _copied, _of_micro_batch, _drawn]
 _FOR_EACH += [_counted_only_in_function, _of_micro_batch_in_function]
 _FOR_EACH += [_of_micro_batch_in_a_second_call]
+_FOR_EACH += map(_registered, [_averaged, _counted_only, _of_micro_batch])
 
 
 @pytest.mark.parametrize(
