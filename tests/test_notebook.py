@@ -48,7 +48,8 @@ def outputs(tmp_path_factory) -> list[str]:
 
 def _shown(cell) -> str:
     return "".join(
-        each.get("text") or " ".join(each.get("data", {})) for each in cell.outputs
+        output.get("text") or " ".join(output.get("data", {}))
+        for output in cell.outputs
     )
 
 
@@ -72,5 +73,5 @@ def _check(shown: str, updates: int) -> None:
     assert re.search(r"(?m)^--.* --gradient_accumulation_steps=\d+ --max_seq", shown)
     assert "training" in shown and f"{updates}/{updates}" in shown
     differences = re.findall(r"difference of \d{2} variables: (\S+)", shown)
-    assert len(differences) == 2 and all(float(each) < 1e-3 for each in differences)
+    assert len(differences) == 2 and all(float(part) < 1e-3 for part in differences)
     assert "image/png" in shown

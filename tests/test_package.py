@@ -133,8 +133,8 @@ def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorf
         _python(*pip, "--quiet", "--dry-run", "--report=-", f"{wheel}{extra}")
     )
     found = {
-        each["metadata"]["name"]: each["metadata"]["version"]
-        for each in report["install"]
+        package["metadata"]["name"]: package["metadata"]["version"]
+        for package in report["install"]
     }
     assert found.get("tensorflow") == tensorflow
     if extra and sys.version_info >= (3, 12):

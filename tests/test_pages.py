@@ -265,10 +265,10 @@ def _check_two_towers(printed: str) -> None:
     line = re.compile(r"(.+?) +found (.+)%, difference of a weight (.+)")
     (shown,) = documents.blocks(documents.PAGES["whole_batch_loss"], "text")
     names, found, differences = zip(*line.findall(printed), strict=True)
-    assert names == tuple(each[0] for each in line.findall(shown))
+    assert names == tuple(match[0] for match in line.findall(shown))
     at_once, whole, own = map(float, found)
     assert at_once == whole > own + 5
-    assert [float(each) < 1e-5 for each in differences] == [True, True, False]
+    assert [float(part) < 1e-5 for part in differences] == [True, True, False]
 
 
 class _Read(Exception):
@@ -287,7 +287,7 @@ _INLINE = sorted(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("script, flags", [(each[0], each[1:]) for each in _INLINE])
+@pytest.mark.parametrize("script, flags", [(words[0], words[1:]) for words in _INLINE])
 def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeypatch):
     def parse_and_stop(self, arguments=None):
         parse_args(self, arguments)

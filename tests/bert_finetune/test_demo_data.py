@@ -55,13 +55,13 @@ def test_the_files_are_what_train_reads(folder):
     for name, count in (("train.tsv", 4096), ("dev.tsv", 500)):
         examples = read_examples(task, folder, name, labelled=True)
         assert len(examples) == count
-        assert np.mean([each.label for each in examples]) == 0.5
-        texts[name] = [each.text_a for each in examples]
+        assert np.mean([example.label for example in examples]) == 0.5
+        texts[name] = [example.text_a for example in examples]
     assert not set(texts["train.tsv"]) & set(texts["dev.tsv"])
     encodings = tokenizer.encode_batch(texts["train.tsv"] + texts["dev.tsv"], None, 512)
-    used = {id for each in encodings for id in each.input_ids}
+    used = {id for encoding in encodings for id in encoding.input_ids}
     unused = [token for id, token in enumerate(VOCABULARY) if id not in used]
     assert unused == ["[PAD]", "[UNK]", "[MASK]"]
-    assert max(len(each.input_ids) for each in encodings) <= MAX_SEQ_LENGTH
+    assert max(len(encoding.input_ids) for encoding in encodings) <= MAX_SEQ_LENGTH
     assert BertConfig.from_json_file(str(folder / "bert_config.json")) == CONFIG
     assert json.loads((folder / "bert_config.json").read_text())["hidden_size"] == 64

@@ -209,5 +209,5 @@ def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypat
     assert watchdog == mock.call.Watchdog(10**6, "worker 0")
     assert (start, stop) == (mock.call.Watchdog().start(), mock.call.Watchdog().stop())
     assert spec.max_steps == 13
-    (hook,) = (each for each in spec.hooks if isinstance(each, ProgressHook))
+    (hook,) = (hook for hook in spec.hooks if isinstance(hook, ProgressHook))
     assert hook._first_global_step == 8

@@ -59,10 +59,12 @@ class Fetcher(NamedTuple):
 def fetchers(server, tmp_path, monkeypatch) -> dict[str, Fetcher]:
     """The three programs; the checksums of made-up files replace the published ones."""
     forget_checksums(monkeypatch, fetch_glue.SOURCES)
-    sums = [hashlib.sha256(each.encode()).hexdigest() for each in _MNIST.values()]
+    sums = [hashlib.sha256(content.encode()).hexdigest() for content in _MNIST.values()]
     files = zip(fetch_mnist.FILES, sums, strict=True)
     monkeypatch.setattr(
-        fetch_mnist, "FILES", tuple(replace(file, sha256=each) for file, each in files)
+        fetch_mnist,
+        "FILES",
+        tuple(replace(file, sha256=checksum) for file, checksum in files),
     )
     url, new = f"--base_url={server.url}", tmp_path / "new"
     return {
@@ -212,7 +214,7 @@ def test_list_shows_official_addresses(call, main, address, count):
 
 def test_every_file_with_a_published_checksum_has_it():
     assert set(fetch_glue.SOURCES) == {task.name for task in TASKS}
-    files = [file for each in fetch_glue.SOURCES.values() for file in each.files]
+    files = [file for source in fetch_glue.SOURCES.values() for file in source.files]
     for file in [*files, *fetch_mnist.FILES]:
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
 

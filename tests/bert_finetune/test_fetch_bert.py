@@ -145,7 +145,7 @@ def hub(server, tmp_path, monkeypatch):
 
     def publish(name, without=(), **more):
         folder = write_folder(tmp_path / "theirs")
-        files = {each.name: each.read_bytes() for each in folder.iterdir()} | more
+        files = {path.name: path.read_bytes() for path in folder.iterdir()} | more
         for file, content in files.items():
             if file not in without:
                 for revision in ("main", _COMMIT):

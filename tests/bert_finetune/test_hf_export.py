@@ -123,9 +123,9 @@ def test_tokens_are_those_of_training(folder, tokenizer, transformers):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     for text_a, text_b in _TEXTS:
         ours = tokenizer.encode(text_a, text_b, 300)
-        found = theirs(text_a, text_b)
-        assert found["input_ids"] == ours.input_ids
-        assert found["token_type_ids"] == ours.segment_ids
+        tokens = theirs(text_a, text_b)
+        assert tokens["input_ids"] == ours.input_ids
+        assert tokens["token_type_ids"] == ours.segment_ids
     assert theirs.model_max_length == 20
     assert theirs.init_kwargs["do_lower_case"] == tokenizer.do_lower_case
 

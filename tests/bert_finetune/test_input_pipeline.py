@@ -152,7 +152,7 @@ def test_evaluation_is_cut_by_tokens_and_has_each_example_once(
     lengths = [features["input_mask"].sum(axis=1) for features, _ in batches]
     assert padded_length or np.all(np.diff(_flat(lengths)) >= 0)
     widths = [features["input_ids"].shape[1] for features, _ in batches]
-    assert widths == [padded_length or each.max() for each in lengths]
+    assert widths == [padded_length or batch.max() for batch in lengths]
 
 
 def test_prediction_yields_features_without_labels(tokenizer):

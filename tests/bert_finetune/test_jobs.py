@@ -36,11 +36,11 @@ def learned(bert_dir, cola_dir, tmp_path_factory) -> pathlib.Path:
 
 
 def test_a_run_trains_evaluates_predicts_and_exports(learned):
-    folder, found = learned, results(learned)
+    folder, metrics = learned, results(learned)
     losses = {"eval_accuracy", "eval_loss", "loss", "matthews_correlation"}
-    assert set(found) == losses | {"global_step", "update_step"}
-    assert (found["global_step"], found["update_step"]) == (250, 125)
-    assert found["eval_accuracy"] > 0.9  # a bag of words decides
+    assert set(metrics) == losses | {"global_step", "update_step"}
+    assert (metrics["global_step"], metrics["update_step"]) == (250, 125)
+    assert metrics["eval_accuracy"] > 0.9  # a bag of words decides
     probabilities = np.loadtxt(folder / "test_results.tsv")
     np.testing.assert_allclose(probabilities.sum(1), np.ones(10), rtol=1e-5)
     labels = [f"{i}\t{label}" for i, label in enumerate(probabilities.argmax(1))]
@@ -268,11 +268,11 @@ def test_recomputed_layers_train_to_the_same_weights(
     )
     assert layers
     expected = tiny_bert.all_variables(trained)
-    found = tiny_bert.all_variables(ours)
-    assert found.keys() == expected.keys()
+    values = tiny_bert.all_variables(ours)
+    assert values.keys() == expected.keys()
     for name, value in expected.items():
         # The graph's optimizer may round the last bit differently.
-        np.testing.assert_allclose(found[name], value, 1e-4, 1e-7, err_msg=name)
+        np.testing.assert_allclose(values[name], value, 1e-4, 1e-7, err_msg=name)
 
 
 @pytest.fixture(scope="module")

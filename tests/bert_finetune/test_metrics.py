@@ -28,17 +28,17 @@ def test_metrics_equal_their_definitions():
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 1043)
     predicted = np.where(random.random(1043) < 0.7, labels, 1 - labels)
-    found = _evaluate(labels, predicted)
+    values = _evaluate(labels, predicted)
     tp = np.sum((labels == 1) & (predicted == 1))
     fp = np.sum((labels == 0) & (predicted == 1))
     fn = np.sum((labels == 1) & (predicted == 0))
     correlation = np.corrcoef(labels, predicted)[0, 1]  # the same for two classes
-    np.testing.assert_allclose(found["matthews_correlation"], correlation, rtol=1e-5)
-    np.testing.assert_allclose(found["f1"], 2 * tp / (2 * tp + fp + fn), rtol=1e-6)
+    np.testing.assert_allclose(values["matthews_correlation"], correlation, rtol=1e-5)
+    np.testing.assert_allclose(values["f1"], 2 * tp / (2 * tp + fp + fn), rtol=1e-6)
     accuracy = np.mean(labels == predicted)
-    np.testing.assert_allclose(found["eval_accuracy"], accuracy, rtol=1e-6)
-    np.testing.assert_allclose(found["eval_loss"], labels.mean(), rtol=1e-6)
-    assert found["only_class"] == -1
+    np.testing.assert_allclose(values["eval_accuracy"], accuracy, rtol=1e-6)
+    np.testing.assert_allclose(values["eval_loss"], labels.mean(), rtol=1e-6)
+    assert values["only_class"] == -1
 
 
 @pytest.mark.parametrize(("last", "only"), [(1, 1), (0, -1)])

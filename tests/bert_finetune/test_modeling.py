@@ -218,7 +218,9 @@ def test_every_shape_is_known_where_padding_is_computed_on(is_training):
     def shapes(is_packed):
         model = _Model(shape=(3, 7), is_training=is_training, is_packed=is_packed)
         operations = model.graph.get_operations()
-        return [tensor.shape for each in operations for tensor in each.outputs]
+        return [
+            tensor.shape for operation in operations for tensor in operation.outputs
+        ]
 
     assert all(shape.is_fully_defined() for shape in shapes(is_packed=False))
     assert not all(shape.is_fully_defined() for shape in shapes(is_packed=True))
@@ -301,7 +303,7 @@ def test_gradients_in_bfloat16_differ_by_less_than_1_percent():
     model, found = _Model(_WITHOUT_DROPOUT, is_training=True), []
     with model.graph.as_default():
         gradients = [*map(tf.convert_to_tensor, model.gradients.values())]
-        together = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
+        together = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
         initialize = tf.compat.v1.global_variables_initializer()
     for precision in ("float32", "bfloat16"):
         config = mixed_precision_config(precision, is_forced=True)

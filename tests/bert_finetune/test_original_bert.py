@@ -49,7 +49,7 @@ def _numbers(encode, loss_of, activation: str):
     config = dataclasses.replace(_CONFIG, hidden_act=activation)
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
-        inputs = (tf.constant(each, tf.int32) for each in _batch())
+        inputs = (tf.constant(ids, tf.int32) for ids in _batch())
         pooled = encode(config, *inputs, is_training=True)
         loss = loss_of(pooled, tf.constant([0, 1, 1]), is_training=False)
         variables = {v.op.name: v for v in v1.trainable_variables()}

@@ -66,7 +66,7 @@ def runs(tmp_path_factory, settings, other_python):
     run(settings, output_dir=str(folder / "this"))
     copy_at_step(folder / "this", folder / "moved_from_this", 15)
     folders = [str(folder / name) for name in ("other", "moved_from_this")]
-    commands = [flags_of(settings, output_dir=each) for each in folders]
+    commands = [flags_of(settings, output_dir=folder) for folder in folders]
     script = ("-c", _TRAIN_EACH, json.dumps(commands))
     done = running.run(*script, python=other_python, PYTHONPATH=str(running.ROOT))
     assert done.returncode == 0
@@ -78,7 +78,7 @@ def runs(tmp_path_factory, settings, other_python):
 
 def test_same_seed_gives_the_same_losses_on_both_stacks(runs):
     rows = [metrics(runs / name) for name in ("this", "other")]
-    ours, theirs = (np.array([float(row["loss"]) for row in each]) for each in rows)
+    ours, theirs = (np.array([float(row["loss"]) for row in table]) for table in rows)
     assert len(ours) == len(theirs) >= 20
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 

@@ -160,7 +160,7 @@ def test_empty_lines_and_rows_of_mnli_without_a_gold_label_are_skipped(tmp_path)
     header, (*_, row) = _labelled("MNLI")
     _write(tmp_path, "train.tsv", header, row.removesuffix("neutral") + "-", row)
     examples += _read(tmp_path, "mnli", "train.tsv")
-    assert [each.guid for each in examples] == ["train-1", "train-3", "train-3"]
+    assert [example.guid for example in examples] == ["train-1", "train-3", "train-3"]
 
 
 def test_broken_rows_of_qqp_are_skipped_and_counted(tmp_path, caplog):

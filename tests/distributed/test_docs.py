@@ -127,17 +127,17 @@ _TF_JOB = {
 def _shape_of(value):
     """Returns a manifest with types for its scalars, and one item for a list."""
     if isinstance(value, dict):
-        return {key: _shape_of(each) for key, each in value.items()}
+        return {key: _shape_of(part) for key, part in value.items()}
     if isinstance(value, list):
-        assert all(_shape_of(each) == _shape_of(value[0]) for each in value)
+        assert all(_shape_of(element) == _shape_of(value[0]) for element in value)
         return [_shape_of(value[0])]
     return type(value)
 
 
 def test_manifests_have_the_fields_of_their_operators():
     # Those of the schemas of Kubeflow Trainer (21 August 2026) and TFJob v1.
-    shapes = [_OBJECT | {"spec": each} for each in (_RUNTIME, _TRAIN_JOB, _TF_JOB)]
-    assert [_shape_of(each) for each in _manifests()] == shapes
+    shapes = [_OBJECT | {"spec": spec} for spec in (_RUNTIME, _TRAIN_JOB, _TF_JOB)]
+    assert [_shape_of(manifest) for manifest in _manifests()] == shapes
 
 
 def test_runtime_restarts_all_tasks_but_not_after_exit_code_2():
@@ -173,9 +173,9 @@ def test_train_job_describes_its_cluster_to_the_program(tmp_path):
 
 def test_tf_job_restarts_lost_tasks_but_not_after_exit_code_2(tmp_path):
     *_, job = _manifests()
-    for each in job["spec"]["tfReplicaSpecs"].values():
-        assert each["restartPolicy"] == "ExitCode"  # from 128 on
-        pod = each["template"]["spec"]
+    for replicas in job["spec"]["tfReplicaSpecs"].values():
+        assert replicas["restartPolicy"] == "ExitCode"  # from 128 on
+        pod = replicas["template"]["spec"]
         [container] = pod["containers"]
         assert container["name"] == "tensorflow"  # the operator looks for it
         assert container["resources"] == _GPU

@@ -358,8 +358,8 @@ def test_the_noise_scale_is_that_of_the_gradients_as_they_were():
             values = np.random.default_rng(0).normal(1.0, size=[4, 2])
             with start_session() as session:
                 return [
-                    session.run([window.noise_scale, train_op], {gradient: each})[0]
-                    for each in values
+                    session.run([window.noise_scale, train_op], {gradient: value})[0]
+                    for value in values
                 ]
 
     clipped = noise_scales(lambda g: tf.clip_by_norm(g, 0.1))

@@ -84,8 +84,12 @@ def test_rows_are_cleared_after_they_were_read():
         if operation in ancestors([spec.train_op])
     ]
     assert len(cleared) == 2
-    assert all(read in ancestors([each]) for each in cleared)
+    assert all(read in ancestors([operation]) for operation in cleared)
     (added,) = users("table/accumulator", "ResourceScatterAdd")
     marked = users("table/accumulator_rows", "ResourceScatterUpdate")
     # A failure in between loses no row.
-    assert any(each in ancestors([added]) for each in marked if each not in cleared)
+    assert any(
+        operation in ancestors([added])
+        for operation in marked
+        if operation not in cleared
+    )

@@ -81,7 +81,7 @@ def test_updates_equal_the_numpy_oracle(name, settings):
         variable = v1.get_variable("x", initializer=np.zeros(5))
         loss = tf.reduce_sum(variable * gradient)
         train_op = make_accumulating_train_op(loss, optimizer(*settings), 4, 0.75)
-        feeds = [{gradient: each} for window in gradients for each in window]
+        feeds = [{gradient: value} for window in gradients for value in window]
         ours = after_each(train_op, feeds, variable)[3::4]
     # TensorFlow keeps Adam's beta powers in float32.
     rtol = 1e-7 if name == "Adam" else 1e-12
@@ -104,7 +104,7 @@ def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not
             train_op = make_accumulating_train_op(model.loss, sgd(0.05), 3, weight=size)
             parts = np.split(np.arange(8), [1, 6])
             fields = [[field[part] for field in batch] for part in parts]
-            feeds = [dict(zip(model.feeds, each, strict=True)) for each in fields]
+            feeds = [dict(zip(model.feeds, batch, strict=True)) for batch in fields]
             return {"dense": after_each(train_op, feeds, model.dense)[-1]}
 
     assert relative_difference(train(True), plain, ["dense"]) < 1e-6

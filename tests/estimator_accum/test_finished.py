@@ -38,7 +38,9 @@ def test_missing_hooks_are_warned_of_once(
     _train_op(steps)
     with v1.train.MonitoredSession(hooks=prepare()):
         pass
-    warned = [each for each in caplog.messages if "make_accumulation_hooks()" in each]
+    warned = [
+        message for message in caplog.messages if "make_accumulation_hooks()" in message
+    ]
     assert len(warned) == is_warned_of
 
 

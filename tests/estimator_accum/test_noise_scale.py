@@ -47,8 +47,8 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
         with start_session() as session:
             run = session.make_callable([noise_scale, train_op], [examples])
             for size in sizes * updates:
-                found, _ = run(SIGNAL + NOISE * random.normal(size=[size, 3]))
-    return float(found)
+                scale, _ = run(SIGNAL + NOISE * random.normal(size=[size, 3]))
+    return float(scale)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
 )
 def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     # The estimator averages over about a hundred updates of 32 examples each.
-    found = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
-    assert found == pytest.approx(EXPECTED, rel=0.1)
+    scale = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
+    assert scale == pytest.approx(EXPECTED, rel=0.1)
 
 
 def _of_slopes(weights, slopes, make=make_accumulating_train_op):
@@ -74,8 +74,8 @@ def _of_slopes(weights, slopes, make=make_accumulating_train_op):
 
 
 def test_a_micro_batch_of_weight_zero_does_not_count():
-    found = _of_slopes([1, 0, 1], [2, 7, 3])
-    assert found == pytest.approx(_of_slopes([1, 1], [2, 3]))
+    scale = _of_slopes([1, 0, 1], [2, 7, 3])
+    assert scale == pytest.approx(_of_slopes([1, 1], [2, 3]))
 
 
 @pytest.mark.parametrize("make", [by_minimize, by_apply_gradients])
@@ -85,8 +85,8 @@ def test_it_is_the_same_by_every_interface(make):
 
 
 def test_without_weights_its_unit_is_the_micro_batch():
-    found = np.mean([_estimate([8] * 4, 300, False, seed=i) for i in range(4)])
-    assert found == pytest.approx(EXPECTED / 8, rel=0.1)
+    scale = np.mean([_estimate([8] * 4, 300, False, seed=i) for i in range(4)])
+    assert scale == pytest.approx(EXPECTED / 8, rel=0.1)
 
 
 def test_it_is_off_by_far_if_micro_batches_were_one_batch():
@@ -124,5 +124,5 @@ def test_a_window_of_one_micro_batch_changes_nothing():
             return tf.where(update_step < 1, 2, 1)
 
         train_op = make_accumulating_train_op(loss, sgd(0.1), steps, noise_scale=True)
-        found = _noise_scales(train_op, [{slope: value} for value in (1, 3, 5)])
-    assert found[1] == found[2] > 0
+        scales = _noise_scales(train_op, [{slope: value} for value in (1, 3, 5)])
+    assert scales[1] == scales[2] > 0

@@ -215,7 +215,7 @@ def test_canned_estimators_take_it_and_train_as_on_the_big_batch(
     found, expected = variables_of(ours), variables_of(plain)
     del expected["global_step"]
     theirs = ("accumul", "global_step", "update_step")
-    names = {name for name in found if not any(each in name for each in theirs)}
+    names = {name for name in found if not any(part in name for part in theirs)}
     assert names == expected.keys()
     assert relative_difference(found, expected, expected) < 1e-5
     assert ours.get_variable_value("update_step") == UPDATES

@@ -327,7 +327,11 @@ def test_each_replica_runs_the_updates_that_it_has_made():
 
     graph = _TwoReplicas(make_train_op).session.graph
     first, second = (
-        [each.name for each in graph.get_operations() if update in each.control_inputs]
+        [
+            operation.name
+            for operation in graph.get_operations()
+            if update in operation.control_inputs
+        ]
         for update in updates
     )
     assert first and not any(name.startswith("replica_1/") for name in first)

@@ -20,11 +20,11 @@ def _seeds(graph_seed=1, name="a", steps=(0,), with_other_operations=False):
             tf.random.uniform([3])
         seed = micro_batch_seed(name)
         with start_session() as session:
-            found = []
+            seeds = []
             for value in steps:
                 step.load(value, session)
-                found.append(tuple(session.run(seed)))
-            return found
+                seeds.append(tuple(session.run(seed)))
+            return seeds
 
 
 def test_a_seed_depends_on_graph_seed_name_and_step_alone():
@@ -35,10 +35,10 @@ def test_a_seed_depends_on_graph_seed_name_and_step_alone():
 
 
 def test_micro_batches_of_one_batch_have_seeds_of_their_own():
-    found = set()
+    seeds = set()
 
     def note(seed):
-        found.add(tuple(seed))
+        seeds.add(tuple(seed))
         return np.float32(1)
 
     def model_fn(features, labels, mode):
@@ -49,7 +49,7 @@ def test_micro_batches_of_one_batch_have_seeds_of_their_own():
 
     estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4))
     estimator.train(input_fn_of(3 * 1000, 1000))
-    assert len(found) == 12
+    assert len(seeds) == 12
 
 
 def test_replicas_have_seeds_of_their_own():

@@ -125,7 +125,7 @@ def test_checksum_tells_examples_and_their_order_apart():
     table = demo_data.generate(9)
     changed = table.assign(MEDV=table["MEDV"].where(table.index != 4, 10.0))
     tables = [(table, table), (table, changed), (table[::-1], table), (table,)]
-    assert len({checksum(*each) for each in tables}) == 4
+    assert len({checksum(*table) for table in tables}) == 4
     again = demo_data.generate(9)
     assert checksum(table) == checksum(again)
 

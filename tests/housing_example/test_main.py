@@ -100,7 +100,7 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     flags, output = trained
     # A slow machine also prints its progress.
     unknown = ("training: ", "evaluation: ", "prediction: ", "checkpoints take up to ")
-    said = [each for each in output.stderr.splitlines() if not each.startswith(unknown)]
+    said = [line for line in output.stderr.splitlines() if not line.startswith(unknown)]
     sizes = "4 examples x 3 micro-steps x 1 replica; 18 micro-steps"
     at_once = "12 examples x 1 micro-step x 1 replica; 6 micro-steps"
     assert said == [

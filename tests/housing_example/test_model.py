@@ -85,7 +85,9 @@ def test_updates_of_59_x_3_give_weights_of_177(settings, boston, count_session_r
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "infer"])
-def test_only_the_training_graph_has_accumulators(settings, csv, mode):
+def test_layers_have_16_8_and_4_units_and_accumulators_only_in_training(
+    settings, csv, mode
+):
     table = read_table(str(csv))
     model_fn = make_model_fn(settings, measure(table), 3)
     with tf.Graph().as_default():
@@ -96,6 +98,7 @@ def test_only_the_training_graph_has_accumulators(settings, csv, mode):
         labels = None if mode == "infer" else labels
         spec = model_fn(features, labels, mode, config)
         names = [v.op.name for v in tf.compat.v1.global_variables()]
+        shapes = [v.shape.as_list() for v in tf.compat.v1.trainable_variables()]
         with tf.compat.v1.Session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
             fetches = {"prices": spec.predictions["predictions"]}
@@ -105,21 +108,10 @@ def test_only_the_training_graph_has_accumulators(settings, csv, mode):
     assert found["prices"].shape == (20, 1)
     kernels = [f"hidden_{number}/kernel" for number in range(3)]
     assert {*kernels, "price/kernel", "price/bias"} <= set(names)
+    assert shapes == [[14, 16], [16], [16, 8], [8], [8, 4], [4], [4, 1], [1]]
     accumulators = [name for name in names if name.endswith("/accumulator")]
     assert len(accumulators) == (8 if mode == "train" else 0)
     assert ("update_step" in names) == (mode == "train")
     if mode == "eval":  # the mean, not the sum
         error = found["prices"][:, 0] - table[TARGET]
         assert found["loss"] == pytest.approx(np.mean(error**2), rel=1e-5)
-
-
-def test_layers_have_16_8_and_4_units(settings, csv):
-    table = read_table(str(csv))
-    model_fn = make_model_fn(settings, measure(table), 3)
-    with tf.Graph().as_default():
-        features, _ = tf.compat.v1.data.make_one_shot_iterator(
-            input_pipeline.eval_input_fn(csv, 20)()
-        ).get_next()
-        model_fn(features, None, "infer", tf.estimator.RunConfig())
-        shapes = [v.shape.as_list() for v in tf.compat.v1.trainable_variables()]
-    assert shapes == [[14, 16], [16], [16, 8], [8], [8, 4], [4], [4, 1], [1]]

@@ -30,9 +30,11 @@ def _weights(folder) -> dict[str, np.ndarray]:
     reader = tf.train.load_checkpoint(str(folder))
     assert reader.get_tensor("update_step") == _UPDATES
     names = reader.get_variable_to_shape_map()
-    found = {n: reader.get_tensor(n) for n in names if n.endswith(("/kernel", "/bias"))}
-    assert len(found) == 8
-    return found
+    arrays = {
+        n: reader.get_tensor(n) for n in names if n.endswith(("/kernel", "/bias"))
+    }
+    assert len(arrays) == 8
+    return arrays
 
 
 def _assert_same(folder: pathlib.Path, whole: dict[str, np.ndarray]) -> None:
@@ -132,7 +134,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
         return train_input_fn(*arguments, **options)
 
     def train_and_evaluate(estimator, train_spec, eval_spec):
-        (hook,) = (each for each in train_spec.hooks if isinstance(each, ProgressHook))
+        (hook,) = (hook for hook in train_spec.hooks if isinstance(hook, ProgressHook))
         steps = hook._first_global_step, train_spec.max_steps
         calls.append((*steps, json.loads(os.environ["TF_CONFIG"])["task"]["index"]))
 

@@ -52,15 +52,15 @@ def test_flops_of_a_sentence_are_those_of_its_matrix_products():
         names = [gradient.op.name for gradient in gradients]
         needed = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), names)
         products = [graph.get_operation_by_name(node.name) for node in needed.node]
-    found = 0
+    flops = 0
     for op in products:
         if "MatMul" in op.type and "embeddings" not in op.name:  # a one-hot product
             is_transposed = (
                 op.node_def.attr["transpose_a"].b or op.node_def.attr["adj_x"].b
             )
             inner = op.inputs[0].shape[-2 if is_transposed else -1]
-            found += 2 * op.outputs[0].shape.num_elements() * inner
-    assert found == cola.flops(size, np.array(tokens))
+            flops += 2 * op.outputs[0].shape.num_elements() * inner
+    assert flops == cola.flops(size, np.array(tokens))
 
 
 def test_bound_of_fine_tuning_adds_arithmetic_and_traffic():

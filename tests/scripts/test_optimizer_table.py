@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 
 def test_the_table_has_every_optimizer_of_v1_train():
     classes = filter(inspect.isclass, vars(v1.train).values())
-    public = {each for each in classes if issubclass(each, v1.train.Optimizer)}
+    public = {kind for kind in classes if issubclass(kind, v1.train.Optimizer)}
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         rate = tf.constant(0.1)

@@ -120,7 +120,7 @@ def _rows(folder):
 def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     number, code, micro_step, options, said, undisturbed, tmp_path, caplog
 ):
-    handlers = [signal.getsignal(each) for each in _SIGNALS]
+    handlers = [signal.getsignal(number) for number in _SIGNALS]
     send = _Send(number, micro_step)
     with pytest.raises(SystemExit) as stopped:
         _train(tmp_path, send, **options)
@@ -128,7 +128,7 @@ def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     assert said in caplog.messages[-1]
     done = micro_step if options != {"save_on_signal": "update"} else 8
     assert _values(tmp_path)["global_step"] == done
-    assert handlers == [signal.getsignal(each) for each in _SIGNALS]
+    assert handlers == [signal.getsignal(number) for number in _SIGNALS]
     _train(tmp_path, **options)
     values = _values(tmp_path)
     for name, value in undisturbed[0].items():

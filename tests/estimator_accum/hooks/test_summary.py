@@ -56,8 +56,8 @@ def lines(caplog, tmp_path):
     def train(model_fn, *trainings: dict) -> list[str]:
         estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
         with caplog.at_level(logging.INFO, _LOGGER):
-            for each in trainings:
-                estimator.train(_input_fn, **each)
+            for training in trainings:
+                estimator.train(_input_fn, **training)
         return [r.getMessage() for r in caplog.records if r.name == _LOGGER]
 
     return train

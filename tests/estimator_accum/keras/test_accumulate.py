@@ -44,7 +44,9 @@ def test_only_a_policy_takes_norms_of_gradients(kind, policy):
         optimizer.apply_gradients([(tf.ones([3]), variable)])
 
     definition = step.get_concrete_function().graph.as_graph_def()
-    nodes = [node for each in definition.library.function for node in each.node_def]
+    nodes = [
+        node for function in definition.library.function for node in function.node_def
+    ]
     kinds = {node.op for node in [*definition.node, *nodes]}
     assert ("L2Loss" in kinds) == (policy is not None)
 
@@ -212,7 +214,9 @@ def test_keras_itself_warns_of_variables_without_a_gradient(kind, steps, caplog)
     ):
         warnings.simplefilter("always")
         optimizer.apply_gradients([(None, unused), (tf.constant(1.0), used)])
-    messages = [str(each.message) for each in seen] if kind.is_3 else caplog.messages
+    messages = (
+        [str(warning.message) for warning in seen] if kind.is_3 else caplog.messages
+    )
     sentence = r"Gradients do not exist for variables \['unused(:0)?'\] when minimizing"
     assert all(re.match(sentence, message) for message in messages)
     assert messages

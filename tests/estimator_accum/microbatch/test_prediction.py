@@ -51,10 +51,10 @@ def test_each_example_is_predicted_once_and_in_order(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 5)
     found = _predict(_several, tmp_path / "new", memory=memory)
     assert memory.sizes == [16, 8, *[4] * 8, *[2, 2, 2, 1]]
-    assert [each["number"] for each in found] == list(range(39))
-    assert [each["word"] for each in found] == [b"%d" % n for n in range(39)]
-    assert [each["is_odd"] for each in found] == [n % 2 == 1 for n in range(39)]
-    assert all((each["table"] == n).all() for n, each in enumerate(found))
+    assert [row["number"] for row in found] == list(range(39))
+    assert [row["word"] for row in found] == [b"%d" % n for n in range(39)]
+    assert [row["is_odd"] for row in found] == [n % 2 == 1 for n in range(39)]
+    assert all((row["table"] == n).all() for n, row in enumerate(found))
     assert found[0]["table"].shape == (2, 3) and found[0]["is_odd"].dtype == bool
     # The folder of a model that was never trained did not exist.
     path = tmp_path / "new" / "micro_batches-predict.json"
@@ -71,8 +71,8 @@ def test_an_error_that_comes_late_repeats_no_prediction(tmp_path):
 
 
 def test_whole_batches_are_joined_too(tmp_path):
-    found = _predict(_several, tmp_path, yield_single_examples=False)
-    for batch, numbers in zip(found, _BATCHES, strict=True):
+    batches = _predict(_several, tmp_path, yield_single_examples=False)
+    for batch, numbers in zip(batches, _BATCHES, strict=True):
         assert batch["number"].tolist() == list(numbers)
         assert batch["table"].shape == (len(numbers), 2, 3)
 
@@ -85,8 +85,8 @@ def test_what_predict_keys_leaves_out_is_not_computed(tmp_path):
         other = tf.numpy_function(lambda n: computed.append(1) or n, [n], tf.int64)
         return {"number": n, "total": tf.reduce_sum(n), "other": other}
 
-    found = _predict(make_predictions, tmp_path, predict_keys=["number"])
-    assert found == [{"number": n} for n in range(39)]
+    rows = _predict(make_predictions, tmp_path, predict_keys=["number"])
+    assert rows == [{"number": n} for n in range(39)]
     assert not computed
 
 
@@ -94,11 +94,11 @@ def test_a_prediction_that_does_not_need_the_batch_is_as_it_is(tmp_path):
     def make_predictions(features):
         return {"number": features["n"], "classes": tf.constant([b"a", b"b"])}
 
-    found = _predict(make_predictions, tmp_path, yield_single_examples=False)
-    assert [batch["classes"].tolist() for batch in found] == [[b"a", b"b"]] * 3
+    batches = _predict(make_predictions, tmp_path, yield_single_examples=False)
+    assert [batch["classes"].tolist() for batch in batches] == [[b"a", b"b"]] * 3
     keys = {"predict_keys": ["classes"]}
-    found = _predict(make_predictions, tmp_path, yield_single_examples=False, **keys)
-    assert [batch["classes"].tolist() for batch in found] == [[b"a", b"b"]] * 3
+    batches = _predict(make_predictions, tmp_path, yield_single_examples=False, **keys)
+    assert [batch["classes"].tolist() for batch in batches] == [[b"a", b"b"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,9 @@ def test_what_a_prediction_writes_is_rolled_back(tmp_path):
     found = _predict(make_predictions, tmp_path, memory=memory)
     assert memory.sizes == [16, 16, 8, 8, 4, 3, 2, 2, 2, 1]
     begins = [0, 16, 24, 32, 34, 36, 38]
-    assert found == [n + max(each for each in begins if each <= n) for n in range(39)]
+    assert found == [
+        n + max(begin for begin in begins if begin <= n) for n in range(39)
+    ]
 
 
 def test_hooks_of_the_model_get_the_batch(tmp_path):

@@ -358,7 +358,7 @@ def test_random_numbers_are_the_same_in_both_passes():
     def outputs(features, labels, towers):
         query, document, *drawn = _draw_all(features, labels, towers)
         pairs = zip(drawn, seen.values(), strict=True)
-        return query, document, *(_seen(each, found) for each, found in pairs)
+        return query, document, *(_seen(tensor, found) for tensor, found in pairs)
 
     _Run(_model(_use_all, outputs), 3, sizes=(12, 12))
     for name, found in seen.items():

@@ -24,7 +24,7 @@ def _at_once(kind: str) -> dict[str, np.ndarray]:
         for i in range(2):  # of each replica's own examples, weighted by their number
             rows = tf.where(tf.equal(replica, i))[:, 0]
             share = tf.size(rows) / tf.size(replica)
-            own = tuple(tf.gather(each, rows) for each in outputs)
+            own = tuple(tf.gather(output, rows) for output in outputs)
             loss += tf.cond(
                 share > 0,
                 lambda own=own: strategy_program.loss_fn(own),

@@ -116,7 +116,7 @@ def test_all_tasks_done_is_0_and_their_lines_have_their_names(launch, output_dir
         f"[{task}] {line}" for task in tasks for line in ("out", "error", "no end")
     )
     starts = _starts(output_dir)
-    assert len(starts) == 4 and all(each[2] == starts[0][2] for each in starts)
+    assert len(starts) == 4 and all(start[2] == starts[0][2] for start in starts)
 
 
 def test_servers_end_behind_the_tasks_that_use_them(launch, output_dir):

@@ -37,7 +37,7 @@ def fetched(tmp_path, monkeypatch) -> list[tuple]:
     run, found = BaseSession._do_run, []
 
     def record(self, handle, targets, fetches, *args):
-        found.append(tuple(each.name for each in [*targets, *fetches]))
+        found.append(tuple(tensor.name for tensor in [*targets, *fetches]))
         return run(self, handle, targets, fetches, *args)
 
     monkeypatch.setattr(BaseSession, "_do_run", record)
@@ -49,7 +49,7 @@ def fetched(tmp_path, monkeypatch) -> list[tuple]:
 
 def test_all_micro_steps_fetch_the_same(fetched):
     """For a session, each further set of fetches is a graph to optimize: seconds."""
-    steps = [each for each in fetched if "accumulation_train" in each]
+    steps = [names for names in fetched if "accumulation_train" in names]
     assert len(steps) == 7  # the last one finds the end of the data
     assert len(set(steps)) == 1
 

@@ -79,9 +79,9 @@ def test_tables_of_flags_have_the_words_of_help(name):
     )
     shared = {name: text for name, text in rows if name in SHARED_FLAGS}
     assert len(shared) > 5
-    for each, text in shared.items():
-        said = _PROGRAMS[name][0].flags()[each].help
-        assert text.startswith(said[0].lower() + said[1:].rstrip(".")), each
+    for option, text in shared.items():
+        said = _PROGRAMS[name][0].flags()[option].help
+        assert text.startswith(said[0].lower() + said[1:].rstrip(".")), option
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)

@@ -49,7 +49,7 @@ def test_a_table_of_another_origin_is_refused_untouched(tmp_path, content, recei
         )
         assert sentence.endswith(". Use another folder.")
     assert path.is_dir() if content is None else path.read_bytes() == content
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_folder_without_a_table_and_an_empty_one_pass(tmp_path):

@@ -53,10 +53,10 @@ def test_a_report_of_your_own_hears_of_each_update_and_where_training_resumes(
     heard = _Heard()
     for _ in range(2):
         _train(tmp_path, lambda: make_accumulation_hooks(reports=[heard]), 4)
-    updates = [each for each in heard.calls if isinstance(each, Update)]
-    said = [each for each in heard.calls if isinstance(each, str)]
+    updates = [call for call in heard.calls if isinstance(call, Update)]
+    said = [call for call in heard.calls if isinstance(call, str)]
     assert said == ["check", "open 0", "close", "check", "open 2", "close"]
-    assert [(each.update_step, each.global_step) for each in updates] == [
+    assert [(update.update_step, update.global_step) for update in updates] == [
         (1, 2),
         (2, 4),
         (3, 6),
@@ -73,7 +73,7 @@ def test_a_report_of_your_own_hears_of_each_update_and_where_training_resumes(
 def test_a_report_of_your_own_hears_only_of_the_first_train_op(tmp_path):
     heard = _Heard()
     _train(tmp_path, lambda: make_accumulation_hooks(reports=[heard]), 2, 2)
-    (update,) = (each for each in heard.calls if isinstance(each, Update))
+    (update,) = (call for call in heard.calls if isinstance(call, Update))
     assert update.gradient_norm == 2
 
 

@@ -34,7 +34,7 @@ def mlflow(tmp_path, monkeypatch):
 
 def _recorded(mlflow, run_id, name):
     history = mlflow.MlflowClient().get_metric_history(run_id, name)
-    return [(each.step, each.value) for each in history]
+    return [(metric.step, metric.value) for metric in history]
 
 
 def test_mlflow_has_each_update_once_in_the_run_that_is_resumed(mlflow, tmp_path):
@@ -96,7 +96,7 @@ def test_wandb_has_each_update_in_the_run_that_is_resumed(wandb, tmp_path, monke
     # The step after it is the current one: nothing is held back.
     assert recorded == [(run_id, step, 1.0 / step, step + 1) for step in (1, 2, 3)]
     folders = list((tmp_path / "wandb").glob(f"offline-run-*-{run_id}"))
-    assert all((each / f"run-{run_id}.wandb").stat().st_size for each in folders)
+    assert all((folder / f"run-{run_id}.wandb").stat().st_size for folder in folders)
     assert folders
 
 

@@ -538,7 +538,7 @@ def test_every_rule_was_tried(seen):
     alike = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
     untried = RULES.keys() - seen - alike
     known = {kind for kind in untried if _definition(kind) and hasattr(raw, kind)}
-    assert {each for each in known if not each.startswith("TensorArray")} <= {
+    assert {kind for kind in known if not kind.startswith("TensorArray")} <= {
         *(
             "StatelessTruncatedNormal",
             "StatelessRandomNormal",

@@ -31,9 +31,9 @@ def _sums(dtype):
 
 def _are_sums(gradients, dtype) -> bool:
     """Returns whether the first gradient is the sum of the others."""
-    whole, *parts = _run([of_gradient(each) for each in gradients])
-    bound = rounding_of(dtype) * sum(each.size for each in parts)
-    total = sum(each.products.astype(np.float64) for each in parts)
+    whole, *parts = _run([of_gradient(gradient) for gradient in gradients])
+    bound = rounding_of(dtype) * sum(part.size for part in parts)
+    total = sum(part.products.astype(np.float64) for part in parts)
     return are_equal(whole, total, bound)
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_gradient_is_found(fault, is_sparse):
         gradients = [_FAULTS[fault](whole), *parts]
         if is_sparse:
             rows = tf.range(_SHAPE[0]) * 7919 % 10**6
-            gradients = [tf.IndexedSlices(each, rows) for each in gradients]
+            gradients = [tf.IndexedSlices(gradient, rows) for gradient in gradients]
         assert not _are_sums(gradients, tf.float32)
 
 
@@ -77,7 +77,7 @@ def test_what_rounding_does_is_right(dtype, size):
         kind = tf.as_dtype(dtype)
         number = int(np.prod(size))
         gradients = [
-            tf.reshape(tf.reshape(each, [-1])[:number], size) for each in _sums(kind)
+            tf.reshape(tf.reshape(total, [-1])[:number], size) for total in _sums(kind)
         ]
         assert _are_sums(gradients, kind)
         assert number == 0 or not _are_sums([-gradients[0], *gradients[1:]], kind)
@@ -100,8 +100,10 @@ def test_slices_count_in_any_order_and_by_their_row():
 def test_no_more_than_one_number_for_a_hundred_leaves_the_session():
     with tf.Graph().as_default():
         whole, *_ = _sums(tf.float32)
-        found = tf.nest.flatten(_run(of_gradient(whole)))
-        assert sum(np.size(each) for each in found) < whole.shape.num_elements() / 100
+        arrays = tf.nest.flatten(_run(of_gradient(whole)))
+        assert (
+            sum(np.size(array) for array in arrays) < whole.shape.num_elements() / 100
+        )
 
 
 _ROWS = {
@@ -123,10 +125,10 @@ def test_rows_are_compared_in_their_order(name):
     value, axis = _ROWS[name]
     with tf.Graph().as_default():
         every = np.split(np.arange(value.shape[axis]), 4)
-        joined = [np.take(value, each, axis) for each in every]
-        fingerprints = [of_rows(tf.constant(each), axis) for each in (value, *joined)]
+        joined = [np.take(value, places, axis) for places in every]
+        fingerprints = [of_rows(tf.constant(array), axis) for array in (value, *joined)]
         whole, *parts = _run(fingerprints)
-        found = np.concatenate([each.products for each in parts])
-        np.testing.assert_allclose(found, whole.products, rtol=1e-12, atol=1e-12)
-        assert not np.allclose(found[::-1], whole.products)
-        assert {tuple(each.others) for each in parts} == {tuple(whole.others)}
+        products = np.concatenate([part.products for part in parts])
+        np.testing.assert_allclose(products, whole.products, rtol=1e-12, atol=1e-12)
+        assert not np.allclose(products[::-1], whole.products)
+        assert {tuple(part.others) for part in parts} == {tuple(whole.others)}

@@ -323,7 +323,7 @@ def test_sparse_gradients_are_clipped_as_slices_and_update_touched_rows(
     def make(loss):
         variables = v1.trainable_variables()
         gradients = tf.gradients(loss, variables)
-        assert any(isinstance(each, tf.IndexedSlices) for each in gradients)
+        assert any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
         pairs = zip(clip(gradients), variables, strict=True)
         return optimizers[optimizer]().apply_gradients(pairs, _step())
 
@@ -438,8 +438,8 @@ def test_a_network_that_combines_examples_is_reported(caplog):
     with caplog.at_level(logging.INFO):
         build(SCRIPTS["resnet"][0], _BATCH)
         build(_model_fn(_mean), _BATCH)
-    said = [each.getMessage() for each in caplog.records]
-    said = [each for each in said if each.startswith("micro-batches: ")]
+    said = [record.getMessage() for record in caplog.records]
+    said = [line for line in said if line.startswith("micro-batches: ")]
     assert len(said) == 1
     assert re.search(
         r"8\d% of the activations are computed on the whole batch at once, so .* "

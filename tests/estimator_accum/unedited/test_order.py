@@ -90,10 +90,10 @@ def test_a_variable_is_read_before_it_is_written(
     read, write, is_resource, control_flow, monkeypatch
 ):
     monkeypatch.setattr(control_flow_util, "ENABLE_CONTROL_FLOW_V2", control_flow == 2)
-    found = _sum_of_rates(read, write, is_resource=is_resource)
-    assert found == sum(range(_UPDATES))
+    total = _sum_of_rates(read, write, is_resource=is_resource)
+    assert total == sum(range(_UPDATES))
 
 
 def test_a_read_that_waits_for_the_forward_pass_comes_after_the_write():
-    found = _sum_of_rates(_after_the_loss, _assign, is_resource=False)
-    assert found == sum(range(_UPDATES)) + _UPDATES
+    total = _sum_of_rates(_after_the_loss, _assign, is_resource=False)
+    assert total == sum(range(_UPDATES)) + _UPDATES

@@ -220,7 +220,7 @@ def test_every_kind_of_estimator_is_cut_once_and_trains_as_before(
         ours = trained(tmp_path / "cut")
     assert ours.keys() == theirs.keys()
     assert 0 < relative_difference(ours, theirs) <= 5e-6
-    said = [each for each in caplog.messages if "trains each batch" in each]
+    said = [message for message in caplog.messages if "trains each batch" in message]
     assert len(said) == 1
     assert re.match(
         rf"micro-batches: {re.escape(name)}\S* trains each batch in 3 micro-batches, "
@@ -276,7 +276,7 @@ def test_a_script_of_tensorflow_1_keeps_the_window_that_it_makes_by_hand(tmp_pat
         w -= 0.1 * np.mean(2 * (w * examples - examples**2) * examples)
     errors = w * x - x**2
     squared = np.mean(errors**2)
-    found = [float(each) for each in done.stdout.split()]
+    found = [float(word) for word in done.stdout.split()]
     expected = [w, squared, squared, np.mean(np.abs(errors)), 6]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert "trains each batch in 2 micro-batches, then updates once" in done.stderr
@@ -455,7 +455,7 @@ class TestWritesBesideTheUpdate:
 
     def _check(self, *fetches):
         graph = v1.get_default_graph()
-        self.runs._check(graph, [getattr(each, "op", each) for each in fetches])
+        self.runs._check(graph, [getattr(fetch, "op", fetch) for fetch in fetches])
 
     def _refusal(self, capsys, *fetches) -> str:
         with pytest.raises(SystemExit) as ended:

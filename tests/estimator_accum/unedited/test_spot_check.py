@@ -282,7 +282,7 @@ def test_examples_of_any_structure_are_looked_at(monkeypatch):
     known = {tuple(row): i for i, row in enumerate(_X)}
     looks = []
     for _, feeds in seen[::2]:
-        (x,) = (each for each in feeds.values() if np.shape(each) == (4, 3))
+        (x,) = (array for array in feeds.values() if np.shape(array) == (4, 3))
         looks.append([known[tuple(row)] for row in x])
     assert [[i // 4 for i in look] for look in looks] == [[0, 1, 2, 3]] * 2
     assert looks[0] != looks[1]

@@ -164,9 +164,9 @@ def _a_jacobian_of_each_example(x, y):
 @_trap
 def _a_penalty_of_slopes_through_padding(x, y):
     padded = tf.pad(x, [[0, 0], [1, 1]])
-    found = _predicted(padded[:, 1:-1], _weights())
-    (slopes,) = tf.gradients(tf.tanh(found), x)
-    return tf.reduce_mean((found - y) ** 2) + tf.reduce_mean(tf.norm(slopes, axis=1))
+    y_hat = _predicted(padded[:, 1:-1], _weights())
+    (slopes,) = tf.gradients(tf.tanh(y_hat), x)
+    return tf.reduce_mean((y_hat - y) ** 2) + tf.reduce_mean(tf.norm(slopes, axis=1))
 
 
 @_trap
@@ -197,9 +197,9 @@ def _two_calls_of_a_function(x, y):
 @_trap
 def _slopes_of_rows(x, y):
     weights = _weights()
-    found = _predicted(x, weights)
-    (gradient,) = tf.gradients(found, weights, grad_ys=found - y)
-    return tf.reduce_mean(found), gradient
+    y_hat = _predicted(x, weights)
+    (gradient,) = tf.gradients(y_hat, weights, grad_ys=y_hat - y)
+    return tf.reduce_mean(y_hat), gradient
 
 
 def _share(weights):
@@ -223,34 +223,34 @@ def _is_training():
 @_trap
 def _draw_in_a_function(x, y):
     weights = _weights()
-    found = tf.function(lambda x: tf.matmul(x, weights) * _draw())(x)
-    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+    y_hat = tf.function(lambda x: tf.matmul(x, weights) * _draw())(x)
+    return _share(weights)(tf.reduce_mean(y_hat * y[:, None]))
 
 
 @_trap
 def _draw_in_a_function_of_nothing(x, y):
     weights = _weights()
-    found = tf.matmul(x, weights) * tf.function(_draw)()
-    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+    y_hat = tf.matmul(x, weights) * tf.function(_draw)()
+    return _share(weights)(tf.reduce_mean(y_hat * y[:, None]))
 
 
 @_trap
 def _draw_in_a_branch(x, y):
     weights = _weights()
-    found = tf.matmul(x, weights)
-    found = tf.cond(_is_training(), lambda: found * _draw(), lambda: found)
-    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+    y_hat = tf.matmul(x, weights)
+    y_hat = tf.cond(_is_training(), lambda: y_hat * _draw(), lambda: y_hat)
+    return _share(weights)(tf.reduce_mean(y_hat * y[:, None]))
 
 
 @_trap
 def _draw_in_a_loop(x, y):
     weights = _weights()
-    _, found = tf.while_loop(
+    _, y_hat = tf.while_loop(
         lambda i, _: i < 2,
-        lambda i, found: (i + 1, found * _draw()),
+        lambda i, value: (i + 1, value * _draw()),
         (0, tf.matmul(x, weights)),
     )
-    return _share(weights)(tf.reduce_mean(found * y[:, None]))
+    return _share(weights)(tf.reduce_mean(y_hat * y[:, None]))
 
 
 @_trap
@@ -302,8 +302,8 @@ def _added_in_the_order_of_the_look_ups(x, y):
 @_trap
 def _of_unknown_length(x, y):
     weights, limit = _weights(), v1.placeholder_with_default([[1.0]], [None, None])
-    found = _predicted(x, weights)[:, None] * tf.cast(limit, tf.float64)
-    return tf.reduce_mean((found - y[:, None]) ** 2)
+    y_hat = _predicted(x, weights)[:, None] * tf.cast(limit, tf.float64)
+    return tf.reduce_mean((y_hat - y[:, None]) ** 2)
 
 
 def _model_fn(make):
