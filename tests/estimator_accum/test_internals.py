@@ -149,7 +149,7 @@ def _call() -> tuple[tf.Operation, str]:
 
 
 def _in_branch(take):
-    """Returns what `take` returns of a branch's graph that reads a tensor outside."""
+    """Returns the result of `take` for a branch's graph that reads a tensor outside."""
     x, results = tf.constant(1.0), []
 
     def branch():
