@@ -148,10 +148,7 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
 
 def _check_rows(graph: tf.Graph, number: int) -> None:
     """Raises ValueError unless each row of the outputs comes from its own example."""
-    with graph.as_default():
-        analysis = Analysis(graph.inputs[:number], has_new_seeds=True)
-        analysis.analyze(graph.outputs)
-    wrong = [output for output in graph.outputs if analysis.state(output) != _ROWS]
+    analysis, wrong = _analyze(graph, number)
     if not wrong and not analysis.guards:
         return
     if analysis.origins:
@@ -159,6 +156,25 @@ def _check_rows(graph: tf.Graph, number: int) -> None:
     else:
         operation, reason = [*wrong, *graph.outputs][0].op, "it has other rows"
     raise ValueError(_sentence(operation, reason))
+
+
+def are_rows(graph: tf.Graph, number: int) -> bool:
+    """Returns whether each row of the outputs comes from its own example.
+
+    Args:
+        graph: Graph of a function.
+        number: Number of its inputs with a row for each example, the first ones.
+    """
+    analysis, wrong = _analyze(graph, number)
+    return not wrong and not analysis.guards
+
+
+def _analyze(graph: tf.Graph, number: int) -> tuple[Analysis, list[tf.Tensor]]:
+    """Returns the analysis, and the outputs without a row of each example."""
+    with graph.as_default():
+        analysis = Analysis(graph.inputs[:number], has_new_seeds=True)
+        analysis.analyze(graph.outputs)
+    return analysis, [o for o in graph.outputs if analysis.state(o) != _ROWS]
 
 
 def _check_draws(graph: tf.Graph, has_seed_variables: bool) -> None:

@@ -107,9 +107,38 @@ def steps_per_execution_of(model) -> int | str:
     return 1 if steps is None else int(steps)  # None: Keras 2, not compiled
 
 
+def step_counters_of(model) -> list[tf.Variable]:
+    """Returns the counters of Keras 2. If renamed, `microbatch` with "auto" fails."""
+    return [model._train_counter, model._test_counter, model._predict_counter]
+
+
 def has_added_losses(layer) -> bool:
     """Returns whether it added losses in its last call. If renamed, a cut model fails."""
     return bool(layer._losses or getattr(layer, "_eager_losses", None))
+
+
+def losses_of_2(model, output) -> list:
+    """Returns (loss, weight) pairs. If renamed, a cut model of Keras 2 fails."""
+    losses = model.compiled_loss
+    if not losses.built:
+        losses.build(output)
+    return list(zip(losses._losses, losses._loss_weights, strict=True))
+
+
+def matched(root: str, *tensors) -> tuple:
+    """Returns target, output, weights as a loss gets them. If renamed, training fails."""
+    module = sys.modules[f"{root}.src.engine.compile_utils"]
+    return module.match_dtype_and_rank(*tensors)
+
+
+def losses_of_3(model, output, target) -> list:
+    """Returns (loss, weight) pairs. If renamed, a cut model of Keras 3 fails."""
+    losses = model._compile_loss
+    if losses is None:
+        return []
+    if not losses.built:
+        losses.build(target, output)
+    return [(loss.loss, loss.loss_weights) for loss in losses._flat_losses]
 
 
 # TensorFlow, as micro-batches need it.

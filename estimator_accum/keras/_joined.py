@@ -4,7 +4,8 @@
     the caller     loss and metrics of the outputs of all examples, and d loss / d outputs
     second pass    sum_i (d outputs_i / d variable) * (its rows of d loss / d outputs)
 
-Nothing is assumed of the loss. B = examples in the batch, n = examples in a micro-batch.
+Nothing is assumed of the loss. If each example's part of it needs no other example, as a
+proof says (`_row_loss.py`), one pass does both. B = examples in the batch, n = examples in a micro-batch.
 """
 
 from collections.abc import Callable
@@ -41,6 +42,11 @@ class Cut:
         self._size = tf.maximum(-(-self._rows // micro_batches), 1)
         self.number = tf.maximum(-(-self._rows // self._size), 1)
 
+    def part(self, i) -> tf.Tensor:
+        """Returns which part of the examples micro-batch number `i` has, float64."""
+        rows = tf.minimum(self._size, self._rows - i * self._size)
+        return tf.cast(rows / tf.maximum(self._rows, 1), tf.float64)
+
     def take(self, tensors: list[tf.Tensor], i) -> list[tf.Tensor]:
         """Returns the rows of micro-batch number `i`."""
         begin = i * self._size
@@ -51,9 +57,9 @@ def outputs_of(forward: Forward, cut: Cut, inputs: list, seed) -> list[tf.Tensor
     """Returns the outputs of all micro-batches, joined."""
 
     def run(i):
-        return forward.function(*cut.take(inputs, i), _seed_of(seed, i))
+        return [], forward.function(*cut.take(inputs, i), _seed_of(seed, i))
 
-    return _join(cut.number, run(0), run)
+    return _run_all(cut.number, run)[1]
 
 
 def gradients_of(
@@ -85,55 +91,76 @@ def gradients_of(
         with tf.GradientTape() as tape:
             outputs = forward.function(*cut.take(inputs, i), _seed_of(seed, i))
             targets = [outputs[i] for i in places]
-        return tape.gradient(targets, variables, output_gradients=cut.take(arriving, i))
+        gradients = cut.take(arriving, i)
+        return tape.gradient(targets, variables, output_gradients=gradients), []
 
-    return sum_gradients(cut.number, run)
+    return _run_all(cut.number, run)[0]
 
 
-def sum_gradients(number, run: Callable) -> list[Gradient | None]:
-    """Returns the sums of `run(i)`, gradients of micro-batch i; slices are joined."""
-    first = run(0)
+def outputs_and_gradients_of(
+    forward: Forward, cut: Cut, inputs: list, seed, targets: list, loss, variables: list
+) -> tuple[list[tf.Tensor], list[Gradient | None]]:
+    """Returns the results of both passes from one, in a graph.
+
+    Args:
+        forward: The model's forward pass.
+        cut: The batch.
+        inputs: Tensors [B, ...].
+        seed: Seed of the batch.
+        targets: Tensors [B, ...], arguments of `loss`.
+        loss: Function of a micro-batch's part of the batch, of its output and of its
+            targets; the sum of its values is the loss.
+        variables: The trained variables.
+    """
+
+    def run(i):
+        outputs = forward.function(*cut.take(inputs, i), _seed_of(seed, i))
+        part = loss(cut.part(i), *outputs, *cut.take(targets, i))
+        return tf.gradients(part, variables), outputs
+
+    gradients, outputs = _run_all(cut.number, run)
+    return outputs, gradients
+
+
+def _run_all(number, run: Callable) -> tuple[list[Gradient | None], list[tf.Tensor]]:
+    """Returns the sums and the joined rows of all micro-batches.
+
+    Args:
+        number: Number of micro-batches.
+        run: Function of i; returns gradients, whose slices are joined, and rows.
+    """
+    first, rows = run(0)
     dense = [i for i, gradient in enumerate(first) if isinstance(gradient, tf.Tensor)]
     sparse = [i for i, g in enumerate(first) if isinstance(g, tf.IndexedSlices)]
 
-    def split(gradients) -> tuple[list, list]:
+    def split(gradients, rows) -> tuple[list, list]:
         slices = [gradients[i] for i in sparse]
-        parts = [part for rows in slices for part in (rows.values, rows.indices)]
-        return [gradients[i] for i in dense], parts
+        parts = [part for s in slices for part in (s.values, s.indices)]
+        return [gradients[i] for i in dense], [*parts, *rows]
 
-    totals, parts = split(first)
+    totals, parts = split(first, rows)
     arrays = _begin(number, parts)
 
     def add(i, totals, arrays):
-        more, parts = split(run(i))
+        more, parts = split(*run(i))
         totals = [total + value for total, value in zip(totals, more, strict=True)]
         return i + 1, totals, _write(arrays, i, parts)
 
     _, totals, arrays = tf.while_loop(
         lambda i, *_: i < number, add, [1, totals, arrays], parallel_iterations=1
     )
-    result = [None] * len(first)
+    gradients = [None] * len(first)
     for i, total in zip(dense, totals, strict=True):
-        result[i] = total
-    joined = iter([array.concat() for array in arrays])
-    for i in sparse:
-        result[i] = tf.IndexedSlices(next(joined), next(joined), first[i].dense_shape)
-    return result
+        gradients[i] = total
+    joined = [array.concat() for array in arrays]
+    for k, i in enumerate(sparse):
+        values, indices = joined[2 * k : 2 * k + 2]
+        gradients[i] = tf.IndexedSlices(values, indices, first[i].dense_shape)
+    return gradients, joined[2 * len(sparse) :]
 
 
 def _seed_of(seed: tf.Tensor, i) -> tf.Tensor:
     return tf.stack([seed[0], seed[1] + i])
-
-
-def _join(number, first: list[tf.Tensor], run: Callable) -> list[tf.Tensor]:
-    """Returns the rows of `first`, then those of run(1), run(2), ..."""
-    _, arrays = tf.while_loop(
-        lambda i, _: i < number,
-        lambda i, arrays: (i + 1, _write(arrays, i, run(i))),
-        [1, _begin(number, first)],
-        parallel_iterations=1,
-    )
-    return [array.concat() for array in arrays]
 
 
 def _begin(number, values: list[tf.Tensor]) -> list[tf.TensorArray]:

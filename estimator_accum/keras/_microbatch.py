@@ -1,19 +1,25 @@
 """`microbatch`: one call from a Keras model to one that cuts its batches."""
 
 import contextlib
-import importlib
 from typing import Any
 
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
 from estimator_accum.core.arguments import check_count
+from estimator_accum.core.gradients import scaled
 from estimator_accum.keras._accumulate import is_supported
 from estimator_accum.keras._forward import Forward, trace_forward
-from estimator_accum.keras._joined import Cut, gradients_of, outputs_of
-from estimator_accum.keras._models import Model2, Model3
+from estimator_accum.keras._joined import (
+    Cut,
+    gradients_of,
+    outputs_and_gradients_of,
+    outputs_of,
+)
+from estimator_accum.keras._models import Model2, Model3, keras_of
 from estimator_accum.keras._optimizer import is_compiled_by_xla
 from estimator_accum.keras._retries import Retries
+from estimator_accum.keras._row_loss import row_loss_of
 
 _STEPS = ("train_step", "test_step", "predict_step")
 _AUTO = "auto"
@@ -26,10 +32,10 @@ def microbatch(model: Any, micro_batches: int | str = 4) -> Any:
         update = optimizer( gradient of loss(model(batch)) )
 
     `fit`, `evaluate`, `predict` and `train_on_batch` get whole batches, and one step is
-    one batch and one update. The model runs on one micro-batch after the other, twice
-    while it trains: first for the outputs of all examples, then for the gradient. Loss,
-    metrics, weights of examples and the update see the whole batch, so any loss is exact,
-    also one that compares examples. Dropout draws the same numbers in both passes.
+    one batch and one update. The model runs on one micro-batch after the other. If the
+    loss compares examples, it runs twice while it trains: first for the outputs of all
+    examples, then for the gradient. Loss, metrics, weights of examples and the update see
+    the whole batch, so any loss is exact. Dropout draws the same numbers in both passes.
 
     Each row of the model's outputs must be computed from its own example, which is proved
     when the first step is traced. The model itself does not change: it is saved as
@@ -84,11 +90,15 @@ class _Batches:
 
     def __init__(self, keras_model, model, micro_batches: int | str):
         self._keras_model, self._model = keras_model, model
-        self._retries = Retries(keras_model, model) if micro_batches == _AUTO else None
+        with tf.init_scope():
+            self._draws = tf.Variable(0, trainable=False)  # batches that drew numbers
+        is_auto = micro_batches == _AUTO
+        self._retries = Retries(keras_model, model, [self._draws]) if is_auto else None
         self._micro_batches = self._retries.number if self._retries else micro_batches
         self._steps = 0  # open ones: a strategy opens one for each replica
         self._should_compile = False
         self._traced = {}  # forward passes of eager steps
+        self._seed = None  # of all numbers, from the global seed
 
     @property
     def _is_cut(self) -> bool:
@@ -102,7 +112,8 @@ class _Batches:
         def step(data):
             with contextlib.ExitStack() as stack:
                 if self._is_cut:
-                    stack.enter_context(self._cut_calls(is_trained))
+                    targets = _targets_of(data) if is_trained else None
+                    stack.enter_context(self._cut_calls(targets))
                 if self._retries and is_trained:
                     stack.enter_context(self._retries.marking_updates())
                 return keras_step(self._model, data)
@@ -154,18 +165,18 @@ class _Batches:
         """Raises an error, before it trains, if the model cannot be cut."""
         model = self._model
         x = data[0] if isinstance(data, tuple | list) else data
-        with model.distribute_strategy.scope(), self._cut_calls(False):
+        with model.distribute_strategy.scope(), self._cut_calls(None):
             run = tf.function(lambda x: model(x, training=True), autograph=False)
             run.get_concrete_function(x)
 
     @contextlib.contextmanager
-    def _cut_calls(self, has_gradient: bool):
+    def _cut_calls(self, targets: list | None):
         # `call` is replaced in the steps only: saving never sees it.
         contents = vars(self._model)
 
         @tf.autograph.experimental.do_not_convert
         def call(inputs, *args, **kwargs):
-            return self._call(has_gradient, inputs, *args, **kwargs)
+            return self._call(targets, inputs, *args, **kwargs)
 
         self._steps += 1
         contents["call"] = call
@@ -175,24 +186,65 @@ class _Batches:
             self._steps -= 1
             if not self._steps:
                 del contents["call"]
+                contents.pop("compute_loss", None)
 
-    def _call(self, has_gradient: bool, inputs, *args, **kwargs):
+    def _call(self, targets: list | None, inputs, *args, **kwargs):
         """Returns the model's outputs for the whole batch."""
-        model, keras_model = self._model, self._keras_model
+        model = self._model
         _check_place(is_compiled_by_xla())
         forward = self._forward(inputs, args, kwargs)
         flat = tf.nest.flatten(inputs)
-        if has_gradient:
+        if targets is not None:
             _check_inputs([*flat, *forward.function.captured_inputs])
-        cut = Cut(flat, self._micro_batches)
-        seed = tf.zeros([2], tf.int32)
-        if forward.draws:
-            seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
-        before = [seed_state.read_value() for seed_state in forward.seeds]
-        # Eager steps would save the activations of what Keras's tape records.
+        seed = self._next_seed() if forward.draws else tf.zeros([2], tf.int32)
+        variables = self._keras_model.trained_variables(model)
+        has_gradient = targets is not None and bool(variables)
+        # Eager steps would keep the activations of what a pass records.
+        if has_gradient and targets and not tf.executing_eagerly():
+            rows = flat[0].shape[0]
+            loss = row_loss_of(self._keras_model, model, forward, targets, rows)
+            if loss is not None:
+                return self._one_pass(forward, flat, seed, targets, loss)
+        return self._two_passes(forward, flat, seed, has_gradient)
+
+    def _next_seed(self) -> tf.Tensor:
+        if self._seed is None:
+            with tf.init_scope():
+                seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
+                self._seed = seed.numpy()
+        drawn = tf.identity(self._draws.assign_add(1))
+        return tf.stack([self._seed[0] + drawn, self._seed[1]])
+
+    def _one_pass(self, forward: Forward, inputs: list, seed, targets: list, loss):
+        model, keras_loss = self._model, self._model.compute_loss
+        variables = self._keras_model.trained_variables(model)
+        cut = Cut([*inputs, *targets], self._micro_batches)
         with internals.stop_recording():
-            outputs = outputs_of(forward, cut, flat, seed)
-        variables = keras_model.trained_variables(model)
+            outputs, gradients = outputs_and_gradients_of(
+                forward, cut, inputs, seed, targets, loss, variables
+            )
+
+        @tf.custom_gradient
+        def attach(loss, *weights):
+            del weights
+            return tf.identity(loss), lambda arriving: [
+                arriving,
+                *(None if g is None else scaled(g, arriving) for g in gradients),
+            ]
+
+        def compute_loss(*args, **kwargs):
+            loss = keras_loss(*args, **kwargs)
+            return attach(loss, *[variable.read_value() for variable in variables])
+
+        vars(model)["compute_loss"] = compute_loss
+        return tf.nest.pack_sequence_as(forward.structure, outputs)
+
+    def _two_passes(self, forward: Forward, inputs: list, seed, has_gradient: bool):
+        variables = self._keras_model.trained_variables(self._model)
+        cut = Cut(inputs, self._micro_batches)
+        before = [seed_state.read_value() for seed_state in forward.seeds]
+        with internals.stop_recording():
+            outputs = outputs_of(forward, cut, inputs, seed)
         number = len(tf.nest.flatten(forward.structure))
         masks = outputs[number:]
 
@@ -206,12 +258,12 @@ class _Batches:
                     value if kind.is_floating or kind.is_complex else None
                     for value, kind in zip(arriving, kinds, strict=True)
                 ]
-                return gradients_of(forward, cut, flat, seed, arriving, variables)
+                return gradients_of(forward, cut, inputs, seed, arriving, variables)
 
             del weights
             return [tf.identity(output) for output in outputs[:number]], gradient
 
-        if has_gradient and variables:
+        if has_gradient:
             outputs = attach(*[variable.read_value() for variable in variables])
         outputs = list(outputs[:number])
         for i, mask in zip(forward.masked, masks, strict=True):
@@ -233,10 +285,17 @@ class _Batches:
             return trace()
         shapes = tf.nest.map_structure(lambda x: (x.shape[1:], x.dtype), inputs)
         trained = [id(variable) for variable in model.trainable_variables]
+        trained += [layer.trainable for layer in internals.layers_of(model)]
         key = repr((shapes, args, kwargs, trained))
         if key not in self._traced:
             self._traced[key] = trace()
         return self._traced[key]
+
+
+def _targets_of(data) -> list:
+    """Returns the targets and the weights of examples that a batch has."""
+    _, y, *weights = (*data, None) if isinstance(data, tuple | list) else (data, None)
+    return [] if y is None else [y, *(value for value in weights if value is not None)]
 
 
 def _check_place(is_compiled: bool) -> None:
@@ -273,9 +332,7 @@ def _check_inputs(tensors: list) -> None:
 
 def _check_model(model):
     """Returns the family's functions; raises TypeError for anything else."""
-    roots = {cls.__module__.split(".")[0] for cls in type(model).__mro__}
-    root = next((name for name in ("keras", "tf_keras") if name in roots), None)
-    keras = importlib.import_module(root) if root else None
+    keras = keras_of(model)
     if keras is None or not isinstance(model, keras.Model):
         raise TypeError(
             f"`model` must be a keras.Model. Received: {model!r}. Make one, such as "

@@ -1,12 +1,20 @@
 """Models of any Keras, as micro-batches need them."""
 
 import contextlib
+import importlib
 import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
+
+
+def keras_of(model):
+    """Returns the module of a model's Keras, None for anything else."""
+    roots = {cls.__module__.split(".")[0] for cls in type(model).__mro__}
+    root = next((name for name in ("keras", "tf_keras") if name in roots), None)
+    return importlib.import_module(root) if root else None
 
 
 class Model2:
@@ -26,6 +34,11 @@ class Model2:
         return []
 
     @staticmethod
+    def counters_of(model) -> list[tf.Variable]:
+        """Returns the variables that count steps, also those that fail."""
+        return internals.step_counters_of(model)
+
+    @staticmethod
     def variables_of(metric) -> list[tf.Variable]:
         """Returns the variables of a metric."""
         return list(metric.variables)
@@ -42,6 +55,18 @@ class Model2:
             return lambda data: function(iter([data]))
         run = function.python_function
         return tf.function(lambda data: run(iter([data])), reduce_retracing=True)
+
+    @staticmethod
+    def losses_of(model, output, target) -> list:
+        """Returns (loss, weight) of each output, as `compile` got them."""
+        del target
+        return internals.losses_of_2(model, output)
+
+    @staticmethod
+    def arguments_of_loss(root: str, output, target, weights=None) -> list:
+        """Returns output, target and weights as Keras hands them to a loss."""
+        target, output, weights = internals.matched(root, target, output, weights)
+        return [output, target, weights]
 
     @staticmethod
     def drawing_from(model, seed: tf.Tensor):
@@ -70,6 +95,12 @@ class Model3:
         return internals.seeds_of(internals.layers_of(model))
 
     @staticmethod
+    def counters_of(model) -> list[tf.Variable]:
+        """Returns no variables: no step counts itself."""
+        del model
+        return []
+
+    @staticmethod
     def variables_of(metric) -> list[tf.Variable]:
         """Returns the variables of a metric."""
         return list(map(internals.tf_variable_of, metric.variables))
@@ -88,6 +119,17 @@ class Model3:
         """Returns a function of one batch from Keras's function of an iterator."""
         del model
         return lambda data: function(iter([data]))
+
+    @staticmethod
+    def losses_of(model, output, target) -> list:
+        """Returns (loss, weight) of each output, as `compile` got them."""
+        return internals.losses_of_3(model, output, target)
+
+    @staticmethod
+    def arguments_of_loss(root: str, output, target, weights=None) -> list:
+        """Returns output, target and weights as Keras hands them to a loss."""
+        del root
+        return [output, target, weights]
 
     @staticmethod
     def drawing_from(model, seed: tf.Tensor):

@@ -20,13 +20,15 @@ class Retries:
     Args:
         keras_model: The family's functions.
         model: The model.
+        variables: Variables of the steps, which each attempt may move.
 
     Attributes:
         number: Number of micro-batches, an int32 variable that cut steps read.
     """
 
-    def __init__(self, keras_model, model):
+    def __init__(self, keras_model, model, variables: list[tf.Variable]):
         self._keras_model, self._model = keras_model, model
+        self._variables = variables
         self._count = MicroBatchCount()
         with tf.init_scope():
             self.number = tf.Variable(1, trainable=False, dtype=tf.int32)
@@ -108,8 +110,9 @@ class Retries:
         self.number.assign(self._count.value)
 
     def _save(self) -> dict:
-        """Returns the values of metrics and seeds, by variable."""
-        variables = self._keras_model.seeds_of(self._model)
+        """Returns the values of metrics, seeds and counters, by variable."""
+        variables = [*self._variables, *self._keras_model.seeds_of(self._model)]
+        variables += self._keras_model.counters_of(self._model)
         for metric in self._model.metrics:
             variables += self._keras_model.variables_of(metric)
         return {v.ref(): tf.identity(v.read_value()) for v in variables}

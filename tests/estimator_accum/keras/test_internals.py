@@ -212,6 +212,38 @@ def steps_per_execution_of(kind):
     return True
 
 
+def _compiled(keras):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.Huber(), loss_weights=[2.0])
+    return model
+
+
+@_finds("new")
+def losses_of_2(kind):
+    ((loss, weight),) = _internals.losses_of_2(_compiled(kind.keras), tf.ones([2, 1]))
+    return isinstance(loss, kind.keras.losses.Huber) and float(weight) == 2
+
+
+@_finds(True)
+def losses_of_3(kind):
+    y = tf.ones([2, 1])
+    ((loss, weight),) = _internals.losses_of_3(_compiled(kind.keras), y, y)
+    return isinstance(loss, kind.keras.losses.Huber) and weight == 2
+
+
+@_finds("new")
+def matched(kind):
+    y, _, weights = _internals.matched(
+        kind.keras.__name__, tf.ones([2]), tf.ones([2, 1]), tf.ones([2])
+    )
+    return y.shape == weights.shape == [2, 1]
+
+
+@_finds("new")
+def step_counters_of(kind):
+    return len(_internals.step_counters_of(_compiled(kind.keras))) == 3
+
+
 @_finds("new")
 def is_recorded(kind):
     del kind

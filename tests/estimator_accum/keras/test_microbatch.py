@@ -6,10 +6,12 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.util import _pywrap_determinism
 
 import estimator_accum.keras._internals as internals
-from estimator_accum.keras import _joined, _microbatch, microbatch
-from tests.helpers.models.keras_cut import LOSSES, MODELS, difference, train
+from estimator_accum.keras import _joined, _microbatch, _models, microbatch
+from estimator_accum.keras._row_loss import row_loss_of
+from tests.helpers.models.keras_cut import LOSSES, difference, train
 
 # scripts/experiments/keras_microbatch.py takes every loss with every model.
 _LIMIT = 1e-11
@@ -33,13 +35,93 @@ def test_any_loss_equals_that_of_the_batch_at_once(keras, loss):
     assert difference(ours, whole) < _LIMIT
 
 
-@pytest.mark.parametrize(("model", "micro_batches"), zip(MODELS, (3, 4, 5, 10)))
-def test_any_model_equals_that_of_the_batch_at_once(keras, model, micro_batches):
+@pytest.mark.parametrize(
+    ("model", "loss", "micro_batches", "steps"),
+    [
+        ("dense", "sum", 3, 3),
+        ("convolution", "contrast", 4, 1),
+        ("recurrent", "sample_weight", 5, 1),
+        ("attention", "class_weight", 10, 1),
+    ],
+)
+def test_any_model_equals_that_of_the_batch_at_once(
+    keras, model, loss, micro_batches, steps
+):
     whole, ours = (
-        train(keras, model, "contrast", number, epochs=1)
+        train(keras, model, loss, number, epochs=1, steps_per_execution=steps)
         for number in (1, micro_batches)
     )
     assert difference(ours, whole) < _LIMIT
+
+
+def _largest(y, outputs):
+    """Compares examples, so the model runs twice."""
+    return tf.reduce_max(tf.square(outputs - y))
+
+
+_ROW_LOSSES = [
+    *("MeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError"),
+    *("MeanSquaredLogarithmicError", "Huber", "LogCosh", "KLDivergence"),
+    *("Poisson", "CategoricalHinge", "CosineSimilarity"),
+    *("BinaryCrossentropy", "BinaryFocalCrossentropy"),
+    *("CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
+    "SparseCategoricalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy",  # Keras 3 alone
+]
+
+
+def _parts(keras, loss, shape=(3,), **options):
+    """Returns the loss of 10 examples, and the sum over 4, 4 and 2 or None."""
+    model = _built(keras, keras.layers.Dense(3), inputs=keras.Input(shape))
+    model.compile("sgd", loss, **options)
+    output = tf.nn.softmax(tf.constant(_batch(*shape)))
+    rank = len(shape) - 1
+    y = tf.one_hot(tf.argmax(tf.constant(_batch(*shape)), -1), 3)
+    if type(loss).__name__.startswith(("Sparse", "CategoricalGeneralized")):
+        y = tf.argmax(y, -1)
+    weights = tf.abs(tf.constant(_batch(*shape[:rank])))
+    forward = types.SimpleNamespace(structure=output, masked=[])
+    family = _models.Model3 if hasattr(keras, "ops") else _models.Model2
+    with tf.Graph().as_default():
+        part_of_loss = row_loss_of(family, model, forward, [y, weights], 10)
+    if part_of_loss is None:
+        return None
+    parts = [
+        part_of_loss((end - begin) / 10, *(v[begin:end] for v in (output, y, weights)))
+        for begin, end in ((0, 4), (4, 8), (8, 10))
+    ]
+    return float(loss(y, output, weights)), float(sum(parts))
+
+
+@pytest.mark.parametrize("name", _ROW_LOSSES)
+def test_losses_of_keras_without_other_examples_need_one_pass(keras, name):
+    loss = getattr(keras.losses, name, None)
+    if loss is None:
+        assert not hasattr(keras, "ops")
+        return
+    for shape in ((3,), (4, 3)):
+        whole, parts = _parts(keras, loss(), shape)
+        assert parts == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Hinge", {}),  # reads from all targets whether they are 0 and 1
+        ("SquaredHinge", {}),
+        ("SparseCategoricalCrossentropy", {"ignore_class": 1}),
+        ("MeanSquaredError", {"reduction": "none"}),
+        ("MeanSquaredError", {"reduction": "mean_with_sample_weight"}),
+        ("Dice", {}),
+        ("Tversky", {}),
+        ("Circle", {}),
+        ("CTC", {}),
+    ],
+)
+def test_other_losses_of_keras_need_two_passes(keras, name, options):
+    is_3 = hasattr(keras, "ops")
+    if is_3 or (name in vars(keras.losses) and "weight" not in str(options)):
+        assert _parts(keras, getattr(keras.losses, name)(**options)) is None
 
 
 def _batch(*shape):
@@ -80,12 +162,17 @@ def test_several_inputs_and_outputs_have_losses_of_their_own(keras):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_draws_the_same_in_both_passes(keras):
+def _mean(y, outputs):
+    return tf.reduce_mean(outputs)
+
+
+@pytest.mark.parametrize("loss", [_mean, lambda y, outputs: outputs])
+def test_dropout_draws_the_same_for_loss_and_gradient(keras, loss):
     ones = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = _built(keras, keras.layers.Dropout(0.5), ones)
-    microbatch(model, 4).compile(keras.optimizers.SGD(1.0), lambda y, out: out)
+    microbatch(model, 4).compile(keras.optimizers.SGD(1.0), loss)
     data = np.abs(_batch(5)), np.zeros([10, 1], "float32")
-    # The loss is the mean output of the first pass: what the second one subtracts.
+    # The loss is the mean output, which the update subtracts.
     losses = []
     for _ in range(3):
         before = model.get_weights()[0]
@@ -105,7 +192,8 @@ def test_model_is_saved_as_before(keras, tmp_path):
     np.testing.assert_array_equal(loaded.predict(_batch(5)), model(_batch(5)))
 
 
-def test_the_second_pass_begins_when_the_first_is_done(keras):
+@pytest.mark.parametrize(("loss", "passes"), [("mse", 1), (_largest, 2)])
+def test_the_second_pass_begins_when_the_first_is_done(keras, loss, passes):
     rows = []
 
     class Wide(keras.layers.Layer):
@@ -115,8 +203,8 @@ def test_the_second_pass_begins_when_the_first_is_done(keras):
             return x * 2.0
 
     model = microbatch(_built(keras, Wide(), keras.layers.Dense(1)), 3)
-    _trained(model, _batch(5), _batch(1))
-    assert rows == [4, 4, 2] * 2
+    _trained(model, _batch(5), _batch(1), loss=loss)
+    assert rows == [4, 4, 2] * passes
 
 
 def _mixing(keras):
@@ -303,17 +391,27 @@ def test_the_first_pass_is_not_recorded(keras, monkeypatch):
     assert recorded == [False]
 
 
+_DENSE = "must be dense tensors with a row for each"
+
+
 @pytest.mark.parametrize(
-    ("b", "error", "sentence"),
+    ("b", "output", "error", "sentence"),
     [
-        (tf.ones([3, 5]), tf.errors.InvalidArgumentError, "inputs with other numbers"),
-        (tf.sparse.eye(4, 5), TypeError, "must be dense tensors with a row for each"),
+        (tf.ones([3, 5]), tf.identity, tf.errors.InvalidArgumentError, "other numbers"),
+        (
+            tf.sparse.eye(4, 5),
+            tf.identity,
+            TypeError,
+            f"inputs of a cut model {_DENSE}",
+        ),
+        (tf.ones([4, 5]), tf.reduce_sum, TypeError, f"outputs of a cut model {_DENSE}"),
+        (tf.ones([4, 5]), tf.sparse.from_dense, TypeError, f"outputs .* {_DENSE}"),
     ],
 )
-def test_other_inputs_are_refused(keras, b, error, sentence):
+def test_other_inputs_and_outputs_are_refused(keras, b, output, error, sentence):
     class Own(keras.Model):
         def call(self, inputs):
-            return inputs["a"]
+            return output(inputs["a"])
 
     model = microbatch(Own(), 3)
     model.compile("sgd", "mse", run_eagerly=True)
@@ -424,26 +522,34 @@ def _failing(keras, fails, place="call"):
     return keras.layers.Activation("linear"), Constraint()
 
 
-def _retried(keras, fails, micro_batches="auto", place="call"):
+def _retried(keras, fails, micro_batches="auto", place="call", loss="mse"):
     keras.utils.set_random_seed(1)
     layer, constraint = _failing(keras, fails, place)
-    dropout = keras.layers.Dropout(0.3 if hasattr(keras, "ops") else 0.0)
+    dropout = keras.layers.Dropout(0.3)
     dense = keras.layers.Dense(2, kernel_constraint=constraint)
     model = microbatch(_built(keras, layer, dropout, dense), micro_batches)
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["mae"])
     return model
 
 
 # In a batch of K micro-batches, the first pass makes the calls before the Kth.
-@pytest.mark.parametrize("fails", [{0, 1}, {0, 2}, {0, 3}, {0, 4}])
-def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(keras, fails):
-    ours, wanted = _retried(keras, fails), _retried(keras, (), 4)
+@pytest.mark.parametrize(
+    ("fails", "loss"),
+    [({0, 2}, "mse"), ({0, 1}, _largest), ({0, 2}, _largest), ({0, 4}, _largest)],
+)
+def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(keras, fails, loss):
     x, y = _batch(5), _batch(2)
-    options = {"batch_size": 10, "verbose": 0}
-    history = [each.fit(x, y, epochs=2, **options).history for each in (ours, wanted)]
+    models, history = [], []
+    for these, number in ((fails, "auto"), ((), 4)):
+        models.append(_retried(keras, these, number, loss=loss))
+        fitted = models[-1].fit(x, y, epochs=2, batch_size=10, verbose=0)
+        history.append(fitted.history)
+    ours, wanted = models
     assert history[0] == history[1]
     for one, other in zip(ours.get_weights(), wanted.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+    if not hasattr(keras, "ops"):  # TensorBoard reads it
+        assert ours._train_counter.numpy() == wanted._train_counter.numpy() == 2
 
 
 def test_evaluation_and_prediction_are_retried(keras):
@@ -478,16 +584,41 @@ def test_auto_refuses_a_model_before_it_trains(keras):
         _trained(model, _batch(5), _batch(5))
 
 
-def test_a_loss_scale_sees_the_batch_once(keras):
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_loss_scale_sees_the_batch_once(keras, policy):
     is_3 = hasattr(keras, "ops")
+    keras.mixed_precision.set_global_policy(policy)
     names = keras.optimizers if is_3 else keras.mixed_precision
     options = {"initial_scale": 8, "dynamic_growth_steps": 2}
     optimizer = names.LossScaleOptimizer(keras.optimizers.SGD(0.1), **options)
-    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
-    model.compile(optimizer, "mse")
+    model = _built(keras, keras.layers.Dense(1))
+    kernel = model.get_weights()[0]
+    microbatch(model, 3).compile(optimizer, "mse")
     for _ in range(2):
         model.train_on_batch(_batch(5), _batch(1))
     assert float(optimizer.dynamic_scale if is_3 else optimizer.loss_scale) == 16
+    x, y = _batch(5), _batch(1)
+    bias = np.zeros([1])
+    for _ in range(2):
+        errors = (x @ kernel + bias - y) / 10
+        kernel, bias = kernel - 0.2 * x.T @ errors, bias - 0.2 * errors.sum(axis=0)
+    tolerance = 1e-5 if policy == "float32" else 1e-2
+    np.testing.assert_allclose(model.get_weights()[0], kernel, tolerance, tolerance)
+
+
+def test_deterministic_operations_are_enough(keras):
+    def weights():
+        keras.utils.set_random_seed(1)
+        layers = keras.layers.Dropout(0.5), keras.layers.Dense(1)
+        return _trained(microbatch(_built(keras, *layers), 3), _batch(5), _batch(1))
+
+    tf.config.experimental.enable_op_determinism()
+    try:
+        ours, again = weights().get_weights(), weights().get_weights()
+    finally:
+        _pywrap_determinism.enable(False)
+    for one, other in zip(ours, again, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_auto_retries_one_batch_at_a_time(keras):

@@ -1,0 +1,114 @@
+"""Losses of which each example's part needs no other example.
+
+    loss = sum_i loss(outputs_i, targets_i) * (1, or n_i / B for a mean)
+
+The proof reads the graph of the loss without its reduction, so a loss of the user's own
+may be one, too. B = examples in the batch, n_i = examples in micro-batch i.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+import estimator_accum.keras._internals as internals
+from estimator_accum.graph.functions import operations_with_own_gradients
+from estimator_accum.graph.internals import captures_of, is_composite
+from estimator_accum.keras._forward import Forward, are_rows
+from estimator_accum.keras._models import keras_of
+
+_MEANS = ("auto", "mean", "sum_over_batch_size")
+_REDUCTIONS = (*_MEANS, "sum")
+
+
+def row_loss_of(
+    keras_model, model, forward: Forward, targets: list, rows: int | None
+) -> Callable | None:
+    """Returns the loss by micro-batches, or None if it is not known to be such a loss.
+
+    Args:
+        keras_model: The family's functions.
+        model: The model.
+        forward: Its forward pass.
+        targets: The batch's targets, and its weights of examples if there are some.
+        rows: Static number of examples in the batch.
+
+    Returns:
+        Function of a micro-batch's part of the batch, of its output and of its targets;
+        the sum of its values is the loss that `compile` got.
+    """
+    keras = keras_of(model)
+    # A loss scale would come too late for gradients in float16.
+    layers = internals.layers_of(model)
+    is_plain = (
+        type(model).compute_loss is keras.Model.compute_loss
+        and tf.is_tensor(forward.structure)
+        and not forward.masked
+        and all(_is_dense(value) and value.shape[0] == rows for value in targets)
+        and not any(layer.compute_dtype == "float16" for layer in layers)
+    )
+    if not is_plain:
+        return None
+    losses = keras_model.losses_of(model, forward.structure, targets[0])
+    if len(losses) != 1:
+        return None
+    ((loss, weight),) = losses
+    if type(loss).__call__ is not keras.losses.Loss.__call__ or (
+        loss.reduction not in _REDUCTIONS
+    ):
+        return None
+
+    def values(output, *targets):
+        output, *targets = keras_model.arguments_of_loss(
+            keras.__name__, output, *targets
+        )
+        if getattr(loss.call(targets[0], output), internals.MASK, None) is not None:
+            raise _Masked
+        reduction, loss.reduction = loss.reduction, "none"
+        try:
+            return loss(targets[0], output, *targets[1:])
+        finally:
+            loss.reduction = reduction
+
+    if not _has_row_of_each_example(values, [forward.structure, *targets]):
+        return None
+
+    def part_of_loss(part, output, *targets):
+        output, *targets = keras_model.arguments_of_loss(
+            keras.__name__, output, *targets
+        )
+        value = loss(targets[0], output, *targets[1:])
+        if weight is not None:
+            value *= tf.cast(weight, value.dtype)
+        if loss.reduction in _MEANS:
+            value *= tf.cast(part, value.dtype)
+        return value
+
+    return part_of_loss
+
+
+class _Masked(Exception):
+    """A loss leaves elements out, and divides by the number of those left."""
+
+
+def _is_dense(value) -> bool:
+    return tf.is_tensor(value) and not is_composite(value) and bool(value.shape.rank)
+
+
+def _has_row_of_each_example(function: Callable, tensors: list) -> bool:
+    specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors]
+    try:
+        graph = tf.function(function).get_concrete_function(*specs).graph
+    except Exception:  # noqa: BLE001 - a wrong loss is Keras's to report
+        return False
+    operations = graph.get_operations()
+    with graph.as_default():
+        has_own_gradients = bool(operations_with_own_gradients(operations))
+    # A loss with variables has gradients of its own; one with states or random numbers
+    # would give other values in the pass than for the batch.
+    is_stateful = any(
+        operation.op_def.is_stateful and operation.type != "Assert"
+        for operation in operations
+    )
+    return not (has_own_gradients or is_stateful or captures_of(graph)) and are_rows(
+        graph, len(specs)
+    )
