@@ -51,44 +51,21 @@ def token_ids(size: Size, micro_batch_size: int, tokens: int) -> tf.Variable:
     return tf.compat.v1.Variable(ids, trainable=False, use_resource=True)
 
 
-def classification_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.Tensor:
+def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
     """Builds the encoder and a classifier of two classes.
 
     Args:
         size: Layers, width and vocabulary of the encoder.
         ids: Token ids [B, T], such as those of `token_ids`.
-        dropout: Rate of dropout, 0 <= rate < 1.
 
     Returns:
         The mean loss, a scalar.
     """
-    logits = modeling.classifier_logits(
-        _pooled(size, ids, dropout), 2, is_training=True, dropout_prob=dropout
-    )
+    pooled = modeling.encode(
+        bert_config(size), ids, tf.ones_like(ids), tf.zeros_like(ids), is_training=True
+    ).pooled
+    logits = modeling.classifier_logits(pooled, 2, is_training=True, dropout_prob=0.0)
     labels = tf.zeros_like(ids[:, 0])
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
-
-
-def in_batch_loss(size: Size, ids: tf.Tensor, dropout: float = 0.0) -> tf.Tensor:
-    """Builds the encoder and a loss that tells each example from all others.
-
-    Args and returns: as `classification_loss`.
-    """
-    pooled = tf.math.l2_normalize(_pooled(size, ids, dropout), 1)  # [B, H]
-    scores = tf.matmul(pooled, pooled, transpose_b=True)
-    labels = tf.range(tf.shape(ids)[0])
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
-    )
-
-
-def _pooled(size: Size, ids: tf.Tensor, dropout: float) -> tf.Tensor:
-    return modeling.encode(
-        bert_config(size, dropout),
-        ids,
-        tf.ones_like(ids),
-        tf.zeros_like(ids),
-        is_training=True,
-    ).pooled
