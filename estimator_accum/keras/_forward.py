@@ -186,7 +186,7 @@ def _check_draws(graph: tf.Graph, has_seed_variables: bool) -> None:
         for node in (operation.node_def, *inner):
             if _is_new_in_each_pass(node, library):
                 raise ValueError(
-                    "A cut model runs twice, so a layer must give the same both times. "
+                    "A cut model may run twice, so a layer must give the same both times. "
                     f"Received: {operation.name}, which runs {node.op}. Draw random "
                     "numbers by a layer such as Dropout or GaussianNoise, in Keras 3 "
                     "also by keras.random with a SeedGenerator."

@@ -32,9 +32,9 @@ def microbatch(model: Any, micro_batches: int | str = 4) -> Any:
         update = optimizer( gradient of loss(model(batch)) )
 
     `fit`, `evaluate`, `predict` and `train_on_batch` get whole batches, and one step is
-    one batch and one update. The model runs on one micro-batch after the other. If the
-    loss compares examples, it runs twice while it trains: first for the outputs of all
-    examples, then for the gradient. Loss, metrics, weights of examples and the update see
+    one batch and one update. The model runs on one micro-batch after the other. Unless
+    each example's part of the loss is proved to need no other example, it runs twice
+    while it trains: first for the outputs of all examples, then for the gradient. Loss, metrics, weights of examples and the update see
     the whole batch, so any loss is exact. Dropout draws the same numbers in both passes.
 
     Each row of the model's outputs must be computed from its own example, which is proved
@@ -304,7 +304,7 @@ def _check_place(is_compiled: bool) -> None:
     if internals.has_parameter_servers(strategy):
         raise ValueError(
             "Batches must be cut on one replica. Received: a ParameterServerStrategy. "
-            "Train with accumulate()."
+            "Train on one replica, or an Estimator."
         )
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
