@@ -11,7 +11,11 @@ import sys
 from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.python.eager import record
+
+try:
+    from tensorflow.python.eager import record
+except ImportError:  # before TensorFlow 2.13, with which no function here is called
+    record = None
 
 # The base classes by which `accumulate` knows an optimizer. If renamed, it refuses all.
 LEGACY, KERAS_2, KERAS_3 = "OptimizerV2", "_BaseOptimizer", "BaseOptimizer"

@@ -86,7 +86,7 @@ def test_a_run_killed_before_a_partial_window_was_applied_applies_it(settings, t
     make_run_folder(settings.output_dir)
     with pytest.MonkeyPatch.context() as patch:
         keep = model_fn.make_accumulation_hooks
-        kept = lambda partial_window, **options: keep("keep", **options)
+        kept = lambda **options: keep("keep", **options)
         patch.setattr(model_fn, "make_accumulation_hooks", kept)
         # K = 2 for the last window too, so that it stays partial.
         patch.setattr(training, "_schedule", lambda windows: 2)
