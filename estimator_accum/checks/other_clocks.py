@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from estimator_accum.checks.global_step import deciding as deciding_with_shapes
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import PYTHON, SHAPES, TAKING_A_BATCH
 from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors
@@ -29,8 +28,7 @@ def warn_of_other_clocks(
     """Warns, once for a graph, of a schedule that moves with every micro-step.
 
     A schedule of the loss is an iterator over single numbers beside one over batches,
-    whose data set counts in a fixed order. One of the gradients alone may be in Python: of
-    `tf.gradients`, for a factor behind `compute_gradients` is read once per update.
+    whose data set counts in a fixed order. One of the gradients alone may be in Python.
 
     Args:
         loss: The loss of a micro-batch; None if it is not known.
@@ -38,9 +36,7 @@ def warn_of_other_clocks(
         optimizer_ops: Operations of the optimizer's update.
     """
     needed = data_ancestors(writing(optimizer_ops), _deciding)
-    # The branch that updates runs once per update.
-    inside = {op for op in needed if op.graph.building_function or context_of(op)}
-    clocks = [op for op in needed if _moves(op) and op not in inside]
+    clocks = [op for op in needed if _moves(op)]
     if not clocks:
         behind = data_ancestors([gradient.op for gradient in gradients], _deciding)
         clocks = _counting_iterators(behind)

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.internals import original_of
-from estimator_accum.graph.names import FED, PRODUCTS, SETTLED, SUMS
+from estimator_accum.graph.names import PRODUCTS, SETTLED, SUMS
 from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
 from estimator_accum.graph.writers import varying
 
@@ -31,8 +31,7 @@ def is_linear(
         tensor: The tensor.
         results: Gradients, by the names of their tensors.
         later: Operations that compute from these.
-        may_vary: Whether factors may be computed from variables, or be other ones in
-            each micro-batch, such as the next value of an iterator.
+        may_vary: Whether factors may be computed from variables.
     """
 
     def is_gradient(tensor: tf.Tensor) -> bool:
@@ -45,11 +44,9 @@ def is_linear(
         return False
     gradients, factors = ([tensor.op for tensor in part] for part in terms)
     needed = ancestors(factors)
+    if not may_vary and any(op.type in SETTLED for op in needed):
+        return False
     of_factors = varying(needed)
-    if not may_vary:
-        is_fed = all(op.type in FED for op in of_factors)
-        if not is_fed or any(op.type in SETTLED for op in needed):
-            return False
     return not of_factors or not of_factors & varying(ancestors(gradients))
 
 
