@@ -102,6 +102,8 @@ def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
     analysis = Analysis(rows, [output for output in outputs if output not in rows])
     analysis.analyze([loss])
     factors, ends = factors_of_sums(analysis, loss), [loss]
+    if any(_may_be_of_an_epoch(factor, size) for factor in factors):
+        return False
     head = None if factors else find_head(analysis, loss)
     if head is not None:
         ends += [rows.tensor for rows in head.rows]
@@ -167,6 +169,22 @@ def _may_make_mean(factor: float | None, size: int) -> bool:
     return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
 
 
+def _may_be_of_an_epoch(factor: float | None, size: int) -> bool:
+    """Returns whether a factor may be a number of examples by those of a batch.
+
+    A bound of a likelihood has 60,000 / 32 times the sum of a batch, say, and other terms.
+
+    Args:
+        factor: The factor; None if it is not constant.
+        size: Number of examples in a batch; 0 if it is not constant.
+    """
+    if factor is None or abs(factor) > 10:
+        return True
+    examples = abs(factor) * size
+    is_whole = size > 0 and abs(examples - round(examples)) < 1e-5 * examples
+    return is_whole and abs(factor - round(factor, 2)) > 1e-6
+
+
 def _batch_size(source: tf.Operation) -> int | None:
     """Returns the examples in a batch; 0 if that varies, None without known batches."""
     if source.type in BATCH_QUEUES:
@@ -174,10 +192,11 @@ def _batch_size(source: tf.Operation) -> int | None:
     data_set = data_set_of(source.inputs[0].op, library_of_functions())
     if data_set is None:
         return None
-    node = data_set.find(data_set.name)
+    node, is_mapped = data_set.find(data_set.name), False
     while node is not None and (
         SAME_ELEMENTS.match(node.op) or MAPPED_ELEMENTS.match(node.op)
     ):
+        is_mapped |= MAPPED_ELEMENTS.match(node.op) is not None
         node = data_set.find(producer_of(node.input[0]))
     if node is None or not _BATCHING.fullmatch(node.op):
         return None
@@ -185,4 +204,5 @@ def _batch_size(source: tf.Operation) -> int | None:
     # Behind what a function of `map_and_batch` captures, or behind the data set.
     size = inputs[-3] if node.op.startswith("MapAnd") else inputs[1]
     number = data_set.number(size)
-    return 0 if number is None else int(number)
+    # The function of a map may return another number of rows.
+    return 0 if number is None or is_mapped else int(number)

@@ -2,12 +2,15 @@
 
     L(A and A) - L(A) = L(A and A and A) - L(A and A) = D(A), not 0
     L(A) - D(A) = L(B) - D(B) = C
+    L(A and B) = D(A) + D(B) + C, unless C = 0
 
-for random examples A and B; C is a penalty, say. A mean has D = 0. The operations that
-combine examples are copied into a graph of their own, so no form of a sum is a rule. Batch
-normalization is the same for examples that are repeated.
+for random examples A and B; C is a penalty, say, or the margin of pairs of examples, which
+the last equation tells apart. A mean has D = 0. The operations that combine examples are
+copied into a graph of their own, so no form of a sum is a rule. Batch normalization is the
+same for examples that are repeated.
 """
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable
@@ -35,9 +38,13 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import control_inputs_of
 from estimator_accum.rows.analysis import Analysis
 
-_MOST_OPERATIONS = 300
+_MOST_OPERATIONS = 300  # also those of functions
+_MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have more
+_TIMEOUT_MS = 10_000  # of a loop that random examples may never end
 _EXAMPLES = 4
 _LENGTH = 3  # of axes that are of no known length
+# Operations that do not see that an example is repeated.
+_OF_DISTINCT = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"}
 _REPEATABLE = {*CALLERS, *CONTROL_FLOW_V1, *READERS, *VARIABLES, "Assert"}
 _NUMBERS = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64}
 _LISTS = ("TensorArray", "TensorList", "Stack")
@@ -101,7 +108,10 @@ def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
                 _, axis, span, *_ = analysis.state(tensor)
                 length = span.factor * _LENGTH ** len(span.symbols)
                 rows[tensor.name] = Rows(tensor, axis, length)
-    if not all(map(_is_repeatable, {node.op for node in _nodes(operations)})):
+    nodes = _nodes(operations)
+    if len(nodes) > _MOST_OPERATIONS or not all(
+        map(_is_repeatable, {node.op for node in nodes})
+    ):
         return None
     if operations_with_own_gradients(operations):
         return None
@@ -149,7 +159,8 @@ def factors_by_numbers(head: Head | None) -> list[float]:
 
 def _run(session, loss, inputs, values: dict[str, np.ndarray]) -> float:
     feeds = {inputs[name]: value for name, value in values.items()}
-    return float(np.sum(session.run(loss, feeds)))
+    options = tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_MS)
+    return float(np.sum(session.run(loss, feeds, options)))
 
 
 def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
@@ -174,7 +185,13 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
     by_one, by_two = loss(one, 2, {}) - of_one, loss(two, 2, {}) - of_two
     rest = of_one - by_one
     size = max(abs(by_one), abs(by_two), abs(rest))
-    differences = (loss(one, 3, {}) - of_one - 2 * by_one, of_two - by_two - rest)
+    differences = [loss(one, 3, {}) - of_one - 2 * by_one, of_two - by_two - rest]
+    if abs(rest) > 1e-4 * size:
+        both = {
+            name: np.concatenate([value, two[name]], names[name].axis)
+            for name, value in one.items()
+        }
+        differences.append(loss(both, 1, {}) - by_one - by_two - rest)
     if not all(abs(difference) <= 1e-4 * size for difference in differences):
         return None
     if min(abs(by_one), abs(by_two)) <= 1e-2 * size:
@@ -185,12 +202,14 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
         by_three = loss(one, 2, changed) - loss(one, 1, changed)
         return _is_power_of_3(by_three / by_one)
 
-    numbers = {t.name: _number(t) for t in head.others if _is_like_a_number(t)}
-    unknown = [name for name, number in numbers.items() if number is None]
+    names_of = collections.defaultdict(list)  # the same constant may stand twice
+    for tensor in head.others:
+        if _is_like_a_number(tensor):
+            names_of[_number(tensor)].append(tensor.name)
+    unknown = names_of.pop(None, [])
     if any(map(are_factors, (unknown, *([name] for name in unknown)))):
         return None  # such as 1 / batch size
-    constants = [name for name in numbers if name not in unknown]
-    return [numbers[name] for name in constants if are_factors([name])]
+    return [number for number, names in names_of.items() if are_factors(names)]
 
 
 def _is_power_of_3(number: float) -> bool:
@@ -219,13 +238,17 @@ def _nodes(operations: Iterable[tf.Operation]) -> list:
 def _is_repeatable(kind: str) -> bool:
     if kind in _REPEATABLE or kind.startswith(_LISTS):
         return True
+    if kind in _OF_DISTINCT:
+        return False
     return kind not in DRAWS and kind not in FED and not is_stateful(kind)
 
 
 def _can_be_drawn(tensor: tf.Tensor) -> bool:
     dtype = tensor.dtype
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
-    return is_number and tensor.shape.rank is not None
+    if not is_number or tensor.shape.rank is None:
+        return False
+    return np.prod([n or _LENGTH for n in tensor.shape.as_list()]) <= _MOST_NUMBERS
 
 
 def _is_like_a_number(tensor: tf.Tensor) -> bool:
@@ -237,20 +260,27 @@ def _is_like_a_number(tensor: tf.Tensor) -> bool:
 def _number(tensor: tf.Tensor) -> float | None:
     """Returns the size of the constant that is at all places of a tensor, or None."""
     value = tf.get_static_value(tensor)
-    if value is None or not value.size or (value != value.flat[0]).any():
+    return None if value is None else _same(value)
+
+
+def _same(value: np.ndarray) -> float | None:
+    """Returns the size of the finite number, not 0, at all places of an array, or None."""
+    if not value.size or (value != value.flat[0]).any():
         return None
-    return abs(float(value.flat[0])) or None
+    size = abs(float(value.flat[0]))
+    return size if 0 < size < np.inf else None
 
 
 def _constants_of_functions(head: Head) -> list[float]:
-    """Returns the constants inside of functions, and 1/2 if there is an L2Loss."""
+    """Returns the constants of functions and branches, and 1/2 if there is an L2Loss."""
     nodes = _nodes(head.operations)
     values = [0.5] * any(node.op == "L2Loss" for node in nodes)
-    for node in nodes[len(head.operations) :]:
+    of_branches = [op.node_def for op in head.operations if context_of(op) is not None]
+    for node in [*of_branches, *nodes[len(head.operations) :]]:
         if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type) in _NUMBERS:
-            value = tf.make_ndarray(node.attr["value"].tensor)
-            if value.size and value.flat[0] and (value == value.flat[0]).all():
-                values.append(abs(float(value.flat[0])))
+            number = _same(tf.make_ndarray(node.attr["value"].tensor))
+            if number is not None:
+                values.append(number)
     return values
 
 
@@ -271,6 +301,8 @@ def _draw_variables(graph: tf.Graph, session) -> bool:
         shape = tf.TensorShape(handle.get_attr("shape"))
         dtype = handle.get_attr("dtype")
         if shape.num_elements() in (None, 1):
+            return False
+        if shape.num_elements() > _MOST_NUMBERS:
             return False
         value = _draw(random, dtype, shape.as_list())
         write = tf.raw_ops.AssignVariableOp(

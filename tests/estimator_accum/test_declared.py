@@ -98,6 +98,15 @@ def _folded(rows):
     return tf.foldl(lambda total, row: total + row, rows, 0.0)
 
 
+def _over_8(rows):
+    return tf.reduce_sum(rows) / 8.0
+
+
+def _margins(rows):
+    """Returns the hinge of each pair of rows [B] -> [B, B]."""
+    return tf.nn.relu(0.2 - rows[:, None] + rows[None, :])
+
+
 @tf.custom_gradient
 def _divided(squares):
     return tf.identity(squares), lambda gradient: gradient / 8.0
@@ -189,6 +198,7 @@ OTHERS = {
     "stacked": lambda m: tf.reduce_mean(tf.stack([_sum(m) / 8.0] * 3)),
     "of_sums": lambda m: tf.reduce_mean(tf.reduce_sum(m.terms, 1)),
     "with_penalty": lambda m: tf.reduce_mean(m.squares) + tf.reduce_sum(m.w**2),
+    "of_an_epoch": lambda m: 60_000 / 8 * _sum(m) + tf.nn.l2_loss(m.w),
     "half_a_mean": lambda m: tf.reduce_mean(m.squares) + 0.1 * _sum(m),
     "tf.losses": lambda m: v1.losses.mean_squared_error(m.y, m.errors),
 }
@@ -229,6 +239,22 @@ OTHERS_BY_NUMBERS = {
     "normalized": lambda m: tf.reduce_sum(tf.reduce_mean(_normalized(m.terms) ** 3, 0)),
     "by_a_fed_number": lambda m: _folded(m.squares) / v1.placeholder(tf.float32, []),
     "root": lambda m: tf.sqrt(_sum(m)),
+    "concat_of_the_batch": lambda m: tf.reduce_sum(
+        tf.concat([tf.reduce_sum(m.terms, 0) / 8.0, (_sum(m) / 8.0)[None]], 0)
+    ),
+    "cond_of_the_batch": lambda m: _either(m, _over_8, _over_8),
+    "function_with_infinity": lambda m: _in_a_function(
+        m, lambda rows: tf.reduce_sum(tf.where(rows < 0.0, -np.inf, rows)) / 8.0
+    ),
+    "of_groups": lambda m: tf.reduce_sum(
+        m.squares / tf.cast(tf.size(tf.unique(m.groups)[0]), tf.float32)
+    ),
+    "negatives": lambda m: tf.reduce_mean(
+        tf.reduce_sum(_margins(m.errors) * (1.0 - tf.eye(tf.size(m.errors))), 1)
+    ),
+    "of_a_large_table": lambda m: _folded(
+        tf.gather(tf.fill([2_000_000], m.w[0]), tf.sort(m.groups))
+    ),
 }
 
 
