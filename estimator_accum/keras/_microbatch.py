@@ -173,6 +173,7 @@ class _Batches:
     def _cut_calls(self, targets: list | None):
         # `call` is replaced in the steps only: saving never sees it.
         contents = vars(self._model)
+        _check_functions(contents, self._steps)
 
         @tf.autograph.experimental.do_not_convert
         def call(inputs, *args, **kwargs):
@@ -296,6 +297,21 @@ def _targets_of(data) -> list:
     """Returns the targets and the weights of examples that a batch has."""
     _, y, *weights = (*data, None) if isinstance(data, tuple | list) else (data, None)
     return [] if y is None else [y, *(value for value in weights if value is not None)]
+
+
+def _check_functions(contents: dict, steps: int) -> None:
+    """Raises TypeError for functions of a model that are not its class's.
+
+    Args:
+        contents: The model's attributes.
+        steps: Number of steps that have replaced `call` already.
+    """
+    for name in ("call", "compute_loss"):
+        if name in contents and not steps:
+            raise TypeError(
+                f"A cut model must have the {name} of its class. Received: a model with "
+                f"a {name} of its own. Define it in a subclass of keras.Model."
+            )
 
 
 def _check_place(is_compiled: bool) -> None:

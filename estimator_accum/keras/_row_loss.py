@@ -13,6 +13,8 @@ import tensorflow as tf
 import estimator_accum.keras._internals as internals
 from estimator_accum.graph.functions import operations_with_own_gradients
 from estimator_accum.graph.internals import captures_of, is_composite
+from estimator_accum.graph.names import draws_from_seed
+from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.keras._forward import Forward, are_rows
 from estimator_accum.keras._models import keras_of
 
@@ -37,14 +39,17 @@ def row_loss_of(
         the sum of its values is the loss that `compile` got.
     """
     keras = keras_of(model)
-    # A loss scale would come too late for gradients in float16.
-    layers = internals.layers_of(model)
+    own_mask = type(model).compute_mask.__module__.split(".")[0] != keras.__name__
+    # The gradient reaches the outputs of `call`, so nothing may follow it.
     is_plain = (
         type(model).compute_loss is keras.Model.compute_loss
+        and type(model).__call__ is keras.Model.__call__
+        and model.activity_regularizer is None
+        and not own_mask
         and tf.is_tensor(forward.structure)
         and not forward.masked
         and all(_is_dense(value) and value.shape[0] == rows for value in targets)
-        and not any(layer.compute_dtype == "float16" for layer in layers)
+        and not _is_in_float16(forward.function.graph)
     )
     if not is_plain:
         return None
@@ -97,18 +102,53 @@ def _is_dense(value) -> bool:
 def _has_row_of_each_example(function: Callable, tensors: list) -> bool:
     specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors]
     try:
-        graph = tf.function(function).get_concrete_function(*specs).graph
+        # In the step Keras's losses are not converted either.
+        run = tf.function(function, autograph=False)
+        graph = run.get_concrete_function(*specs).graph
     except Exception:  # noqa: BLE001 - a wrong loss is Keras's to report
         return False
     operations = graph.get_operations()
     with graph.as_default():
         has_own_gradients = bool(operations_with_own_gradients(operations))
-    # A loss with variables has gradients of its own; one with states or random numbers
-    # would give other values in the pass than for the batch.
+    # A loss with variables has gradients of its own; one with states, random numbers or
+    # conditions of the batch would give other values in the pass than for the batch.
     is_stateful = any(
-        operation.op_def.is_stateful and operation.type != "Assert"
+        operation.op_def.is_stateful and not _asserts_equal_shapes(operation)
         for operation in operations
     )
-    return not (has_own_gradients or is_stateful or captures_of(graph)) and are_rows(
-        graph, len(specs)
+    draws = any(draws_from_seed(node.op) for node in _nodes(graph))
+    return not (
+        has_own_gradients
+        or is_stateful
+        or draws
+        or captures_of(graph)
+        or _is_in_float16(graph)
+    ) and are_rows(graph, len(specs))
+
+
+def _asserts_equal_shapes(operation: tf.Operation) -> bool:
+    """Returns whether an operation asserts that two tensors have the same dimensions.
+
+    Losses of sparse labels do; parts of a batch then have the same dimensions, too.
+    """
+    if operation.type != "Assert":
+        return False
+    condition = operation.inputs[0].op
+    equal = condition.inputs[0].op if condition.type == "All" else condition
+    return equal.type == "Equal" and all(
+        any(ancestor.type == "Shape" for ancestor in data_ancestors([tensor.op]))
+        for tensor in equal.inputs
     )
+
+
+def _nodes(graph: tf.Graph) -> list:
+    """Returns the nodes of a graph and of its functions."""
+    definition = graph.as_graph_def()
+    functions = definition.library.function
+    return [*definition.node, *(node for f in functions for node in f.node_def)]
+
+
+def _is_in_float16(graph: tf.Graph) -> bool:
+    """Returns whether a gradient may be float16: a loss scale would come too late."""
+    half = tf.float16.as_datatype_enum
+    return any(attr.type == half for n in _nodes(graph) for attr in n.attr.values())

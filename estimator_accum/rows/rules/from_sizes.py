@@ -49,7 +49,13 @@ def _random(analysis, operation, states):
 
 def _is_of_micro_batch(operation: tf.Operation) -> bool:
     """Returns whether a seed is another one for each micro-batch or run."""
-    seeds = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+    names = [argument.name for argument in operation.op_def.input_arg]
+    seeds = [
+        tensor.op
+        for name, tensor in zip(names, operation.inputs, strict=True)
+        if name in ("seed", "key", "counter")
+    ]
+    seeds = data_ancestors(seeds)
     return any(e.type == "Placeholder" or e.type.startswith("Rng") for e in seeds)
 
 

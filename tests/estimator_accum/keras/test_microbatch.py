@@ -80,7 +80,8 @@ def _parts(keras, loss, shape=(3,), **options):
     if type(loss).__name__.startswith(("Sparse", "CategoricalGeneralized")):
         y = tf.argmax(y, -1)
     weights = tf.abs(tf.constant(_batch(*shape[:rank])))
-    forward = types.SimpleNamespace(structure=output, masked=[])
+    function = types.SimpleNamespace(graph=tf.Graph())
+    forward = types.SimpleNamespace(structure=output, masked=[], function=function)
     family = _models.Model3 if hasattr(keras, "ops") else _models.Model2
     with tf.Graph().as_default():
         part_of_loss = row_loss_of(family, model, forward, [y, weights], 10)
@@ -138,6 +139,76 @@ def _trained(model, *data, loss="mse", **options):
     model.compile("sgd", loss, **options)
     model.train_on_batch(*data)
     return model
+
+
+def _regularized(keras):
+    model = _built(keras, keras.layers.Dense(1))
+    model.activity_regularizer = keras.regularizers.L2(0.5)
+    return model
+
+
+def _doubled(keras):
+    class Doubled(keras.Sequential):
+        def __call__(self, *args, **kwargs):
+            return 2.0 * super().__call__(*args, **kwargs)
+
+    return Doubled([keras.Input((5,)), keras.layers.Dense(1)])
+
+
+def _masked(keras):
+    class Masked(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.supports_masking = keras.layers.Dense(1), True
+
+        def call(self, x):
+            return self.dense(x[..., None])
+
+        def compute_mask(self, x, mask=None):
+            return x > 0.0
+
+    return Masked()
+
+
+def _drawn(y, outputs):
+    draws = 100 * tf.shape(outputs)[1]
+    draws = tf.random.stateless_uniform([tf.shape(y)[0]], [1, 2], 0, draws, tf.int32)
+    return tf.reduce_mean(tf.square(outputs - tf.cast(draws, tf.float32)[:, None]), -1)
+
+
+def _asserted(y, outputs):
+    is_right = tf.shape(y)[0] == 10
+    with tf.control_dependencies([tf.debugging.Assert(is_right, ["other batch"])]):
+        return tf.reduce_mean(tf.square(outputs - y), -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "targets"),
+    [
+        (_regularized, "mse", (1,)),
+        (_doubled, "mse", (1,)),
+        (_masked, "mse", (5, 1)),
+        (lambda keras: _built(keras, keras.layers.Dense(1)), _drawn, (1,)),
+        (lambda keras: _built(keras, keras.layers.Dense(1)), _asserted, (1,)),
+    ],
+)
+def test_losses_that_need_more_than_rows_of_outputs_are_exact(
+    keras, make, loss, targets
+):
+    def weights(micro_batches):
+        keras.utils.set_random_seed(1)
+        model = microbatch(make(keras), micro_batches)
+        return _trained(model, _batch(5), _batch(*targets), loss=loss).get_weights()
+
+    for ours, whole in zip(weights(5), weights(1), strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_functions_of_the_model_alone_are_refused(keras):
+    model = _built(keras, keras.layers.Dense(1))
+    model.compute_loss = lambda *args, **kwargs: 0.0
+    with pytest.raises(TypeError, match="have the compute_loss of its class"):
+        _trained(microbatch(model, 2), _batch(5), _batch(1))
 
 
 def test_several_inputs_and_outputs_have_losses_of_their_own(keras):
