@@ -432,7 +432,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
     if plan.is_observed or plan.options.policy is not None:
         norm, is_good, checked = _check(plan, names, gradients, scalars, is_summed)
     mean, norm = scale_and_clip(gradients, factor, plan.options.clip_norm, norm)
-    with tf.control_dependencies(checked):  # a refused window keeps all its sums
+    with tf.control_dependencies([*checked, *changed]):  # if refused, keep the sums
         cleared = clear()
     # A change may read variables, which are written when the loss is there.
     with tf.control_dependencies([*cleared, *checked, *changed]):
