@@ -228,7 +228,8 @@ class SpotCheck:
                     "no Python function per_example that is not, or train without "
                     "micro-batches."
                 )
-        self._check_sums(gradients, [group for _, group, _ in apart], number)
+        least = scale if self._arriving else 0.0
+        self._check_sums(gradients, [group for _, group, _ in apart], number, least)
 
     def _random(self, look: _Look, scale: float, random) -> dict:
         """Returns gradients for the rows of all examples, and their axes."""
@@ -247,9 +248,20 @@ class SpotCheck:
             draws[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
         return draws
 
-    def _check_sums(self, together: dict, apart: list[dict], number: int) -> None:
+    def _check_sums(
+        self, together: dict, apart: list[dict], number: int, least: float
+    ) -> None:
+        """Raises ValueError if gradients are not the sums of the groups' gradients.
+
+        Args:
+            together: Fingerprints of the gradients of all examples, by name.
+            apart: Those of each group.
+            number: Number of examples.
+            least: Size of the gradients that arrive. A model that fits its examples makes
+                the others small by subtracting numbers of this size, and their rounding.
+        """
         sizes = [fingerprint.size for group in apart for fingerprint in group.values()]
-        largest = np.nanmax([0.0, *sizes])
+        largest = np.nanmax([least, *sizes])
         for name, whole in together.items():
             groups = [group[name] for group in apart]
             size = sum(group.size for group in groups)
@@ -401,4 +413,5 @@ def _are_joined(
     joined = np.concatenate([group.products for group in apart]).astype(np.float64)
     if joined.shape != together.products.shape:
         return False
-    return are_equal(together, joined, tolerance * together.size)
+    # A small loss is the difference of larger numbers, whose rounding it has.
+    return are_equal(together, joined, tolerance * max(together.size, 1.0))

@@ -1,5 +1,6 @@
 """The spot check: it finds the error of a wrong rule, but lets right code alone."""
 
+import contextlib
 import logging
 
 import numpy as np
@@ -7,6 +8,10 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.microbatch.own_optimizer import derivation, spot_check
+from estimator_accum.microbatch.own_optimizer.fingerprints import (
+    Fingerprint,
+    rounding_of,
+)
 from estimator_accum.rows.rules.table import RULES
 from estimator_accum.rows.states import State
 from tests.helpers.models.interception import cut, relative_difference, train
@@ -243,6 +248,26 @@ def test_noise_is_no_proof_where_a_model_cannot_take_it(known, caplog):
         ours, _ = train(cut(model_fn), batch, 2)
     assert relative_difference(ours, theirs) <= 1e-9
     assert not caplog.records
+
+
+def _fingerprint(value):
+    return Fingerprint(np.full([1, 4], value), np.array(1), value, value, True, (3,))
+
+
+@pytest.mark.parametrize(("difference", "is_right"), [(1.2e-7, True), (1e-4, False)])
+def test_a_model_that_fits_its_examples_has_the_rounding_of_larger_numbers(
+    difference, is_right
+):
+    """Its gradients 1 - p, and its losses, are the differences of such numbers."""
+    one, other = _fingerprint(1e-3), _fingerprint(1e-3 + difference)
+    tolerance = rounding_of(tf.float32)
+    assert spot_check._are_joined(one, [other], tolerance, False) == is_right
+    check = object.__new__(spot_check.SpotCheck)
+    check._tolerance = tolerance
+    with (
+        contextlib.nullcontext() if is_right else pytest.raises(ValueError, match="g,")
+    ):
+        check._check_sums({"0 g": one}, [{"0 g": other}], 1, 1.0)
 
 
 def test_examples_of_any_structure_are_looked_at(monkeypatch):
