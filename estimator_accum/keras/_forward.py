@@ -1,4 +1,4 @@
-"""The traced forward pass of a micro-batch, with a proof that each row is of its own example."""
+"""The traced forward pass of a micro-batch, proved to compute each row alone."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -5,7 +5,8 @@
     second pass    sum_i (d outputs_i / d variable) * (its rows of d loss / d outputs)
 
 Nothing is assumed of the loss. If each example's part of it needs no other example, as a
-proof says (`_row_loss.py`), one pass does both. B = examples in the batch, n = examples in a micro-batch.
+proof says (`_row_loss.py`), one pass does both. B = examples in the batch, n = examples
+in a micro-batch.
 """
 
 from collections.abc import Callable

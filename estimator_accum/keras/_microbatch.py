@@ -34,8 +34,9 @@ def microbatch(model: Any, micro_batches: int | str = 4) -> Any:
     `fit`, `evaluate`, `predict` and `train_on_batch` get whole batches, and one step is
     one batch and one update. The model runs on one micro-batch after the other. Unless
     each example's part of the loss is proved to need no other example, it runs twice
-    while it trains: first for the outputs of all examples, then for the gradient. Loss, metrics, weights of examples and the update see
-    the whole batch, so any loss is exact. Dropout draws the same numbers in both passes.
+    while it trains: first for the outputs of all examples, then for the gradient. Loss,
+    metrics, weights of examples and the update see the whole batch, so any loss is exact.
+    Dropout draws the same numbers in both passes.
 
     Each row of the model's outputs must be computed from its own example, which is proved
     when the first step is traced. The model itself does not change: it is saved as

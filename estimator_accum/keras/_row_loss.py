@@ -49,7 +49,7 @@ def row_loss_of(
         and tf.is_tensor(forward.structure)
         and not forward.masked
         and all(_is_dense(value) and value.shape[0] == rows for value in targets)
-        and not _is_in_float16(forward.function.graph)
+        and not _is_in_float16(_nodes(forward.function.graph))
     )
     if not is_plain:
         return None
@@ -116,13 +116,14 @@ def _has_row_of_each_example(function: Callable, tensors: list) -> bool:
         operation.op_def.is_stateful and not _asserts_equal_shapes(operation)
         for operation in operations
     )
-    draws = any(draws_from_seed(node.op) for node in _nodes(graph))
+    nodes = _nodes(graph)
+    draws = any(draws_from_seed(node.op) for node in nodes)
     return not (
         has_own_gradients
         or is_stateful
         or draws
         or captures_of(graph)
-        or _is_in_float16(graph)
+        or _is_in_float16(nodes)
     ) and are_rows(graph, len(specs))
 
 
@@ -148,7 +149,7 @@ def _nodes(graph: tf.Graph) -> list:
     return [*definition.node, *(node for f in functions for node in f.node_def)]
 
 
-def _is_in_float16(graph: tf.Graph) -> bool:
+def _is_in_float16(nodes: list) -> bool:
     """Returns whether a gradient may be float16: a loss scale would come too late."""
     half = tf.float16.as_datatype_enum
-    return any(attr.type == half for n in _nodes(graph) for attr in n.attr.values())
+    return any(attr.type == half for node in nodes for attr in node.attr.values())

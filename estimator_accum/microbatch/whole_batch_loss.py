@@ -327,7 +327,8 @@ def _checked(output, across: bool) -> tf.Tensor:
     if not tensor.shape.rank:
         raise ValueError(
             f"{_ONE_ROW} Received: {tensor.name} of shape {tensor.shape}. Let loss_fn "
-            "use a tensor that belongs to no example, or give the Tensor its shape (set_shape)."
+            "use a tensor that belongs to no example, or give the Tensor its shape "
+            "(set_shape)."
         )
     if across and not tensor.shape[1:].is_fully_defined():
         raise ValueError(

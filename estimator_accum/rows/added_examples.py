@@ -295,14 +295,13 @@ def _shapes(head: Head) -> list[list[int | None]]:
 
 
 def _draw_variables(graph: tf.Graph, session) -> bool:
-    """Gives random values to the variables; returns False if one may be a factor."""
+    """Draws the variables; returns False if one may be a factor, or is too large."""
     random = np.random.default_rng(0)
     for handle in [op for op in graph.get_operations() if op.type == "VarHandleOp"]:
         shape = tf.TensorShape(handle.get_attr("shape"))
         dtype = handle.get_attr("dtype")
-        if shape.num_elements() in (None, 1):
-            return False
-        if shape.num_elements() > _MOST_NUMBERS:
+        number = shape.num_elements()
+        if number in (None, 1) or number > _MOST_NUMBERS:
             return False
         value = _draw(random, dtype, shape.as_list())
         write = tf.raw_ops.AssignVariableOp(

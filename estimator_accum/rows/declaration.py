@@ -28,7 +28,8 @@ def per_example(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape.rank == 0:
         raise ValueError(
             "`tensor` must have one row for each example along its first axis. "
-            f"Received: {tensor.name}, a scalar. Declare the tensor that it is computed from."
+            f"Received: {tensor.name}, a scalar. Declare the tensor that it is computed "
+            "from."
         )
     setattr(tensor.op, ROWS_ATTRIBUTE, True)
     return tensor

@@ -190,9 +190,8 @@ def measure_v1(name: str) -> dict[tuple[str, str], float]:
             for (variable, decay), value in ours.items():
                 difference = _relative_difference(value, whole[variable, decay])
                 column = dtype.name, variable
-                largest[column] = float(
-                    np.maximum(largest[column], difference)
-                )  # or NaN
+                value = np.maximum(largest[column], difference)  # or NaN
+                largest[column] = float(value)
     return dict(largest)
 
 

@@ -229,7 +229,8 @@ class SpotCheck:
                     "micro-batches."
                 )
         least = scale if self._arriving else 0.0
-        self._check_sums(gradients, [group for _, group, _ in apart], number, least)
+        gradients_apart = [group for _, group, _ in apart]
+        _check_sums(gradients, gradients_apart, number, least, self._tolerance)
 
     def _random(self, look: _Look, scale: float, random) -> dict:
         """Returns gradients for the rows of all examples, and their axes."""
@@ -247,36 +248,6 @@ class SpotCheck:
             drawn *= scale
             draws[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
         return draws
-
-    def _check_sums(
-        self, together: dict, apart: list[dict], number: int, least: float
-    ) -> None:
-        """Raises ValueError if gradients are not the sums of the groups' gradients.
-
-        Args:
-            together: Fingerprints of the gradients of all examples, by name.
-            apart: Those of each group.
-            number: Number of examples.
-            least: Size of the gradients that arrive. A model that fits its examples makes
-                the others small by subtracting numbers of this size, and their rounding.
-        """
-        sizes = [fingerprint.size for group in apart for fingerprint in group.values()]
-        largest = np.nanmax([least, *sizes])
-        for name, whole in together.items():
-            groups = [group[name] for group in apart]
-            size = sum(group.size for group in groups)
-            bound = self._tolerance * max(size, _SMALLEST * largest)
-            if np.isnan(size) or are_equal(
-                whole, sum(group.products.astype(np.float64) for group in groups), bound
-            ):
-                continue
-            raise ValueError(
-                "The gradient of a batch must be the sum of its micro-batches', for any "
-                "gradient of each example's results. Received: "
-                f"{name.split()[1]}, which is another one for {number} examples at once. "
-                "Look for a tf.custom_gradient that combines examples, or train without "
-                "micro-batches."
-            )
 
     def _feeds(self, part: slice, look: _Look, values: dict) -> dict:
         """Returns the feeds of a micro-batch of the examples `part`.
@@ -392,6 +363,39 @@ def _noise(value: np.ndarray, random) -> np.ndarray:
     sizes = [np.std(finite), np.max(np.abs(finite))] if finite.size else []
     size = next((size for size in sizes if size), 1.0)
     return (size * random.normal(size=value.shape)).astype(value.dtype)
+
+
+def _check_sums(
+    together: dict, apart: list[dict], number: int, least: float, tolerance: float
+) -> None:
+    """Raises ValueError if gradients are not the sums of the groups' gradients.
+
+    Args:
+        together: Fingerprints of the gradients of all examples, by name.
+        apart: Those of each group.
+        number: Number of examples.
+        least: Size of the gradients that arrive. A model that fits its examples makes
+            the others small by subtracting numbers of this size, which leaves their
+            rounding.
+        tolerance: Largest difference by rounding, relative to the largest number.
+    """
+    sizes = [fingerprint.size for group in apart for fingerprint in group.values()]
+    largest = np.nanmax([least, *sizes])
+    for name, whole in together.items():
+        groups = [group[name] for group in apart]
+        size = sum(group.size for group in groups)
+        bound = tolerance * max(size, _SMALLEST * largest)
+        if np.isnan(size) or are_equal(
+            whole, sum(group.products.astype(np.float64) for group in groups), bound
+        ):
+            continue
+        raise ValueError(
+            "The gradient of a batch must be the sum of its micro-batches', for any "
+            "gradient of each example's results. Received: "
+            f"{name.split()[1]}, which is another one for {number} examples at once. "
+            "Look for a tf.custom_gradient that combines examples, or train without "
+            "micro-batches."
+        )
 
 
 def _are_joined(
