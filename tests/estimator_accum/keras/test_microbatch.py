@@ -270,12 +270,24 @@ def test_the_second_pass_begins_when_the_first_is_done(keras, loss, passes):
     class Wide(keras.layers.Layer):
         def call(self, x):
             size = tf.shape(x)[0]
-            tf.numpy_function(lambda n: rows.append(int(n)), [size], [])
-            return x * 2.0
+            note = tf.numpy_function(lambda n: rows.append(int(n)), [size], [])
+            with tf.control_dependencies([note]):
+                return x * 2.0
 
     model = microbatch(_built(keras, Wide(), keras.layers.Dense(1)), 3)
     _trained(model, _batch(5), _batch(1), loss=loss)
     assert rows == [4, 4, 2] * passes
+
+
+def test_the_other_micro_batches_begin_when_the_first_is_done():
+    forward = types.SimpleNamespace(function=lambda x, seed: [tf.abs(x, name="run")])
+    with tf.Graph().as_default() as graph:
+        x = tf.ones([10, 2])
+        seed = tf.zeros([2], tf.int32)
+        _joined.outputs_of(forward, _joined.Cut([x], 3), [x], seed)
+    (loop,) = [op for op in graph.get_operations() if "While" in op.type]
+    counter = loop.inputs[0].op
+    assert graph.get_operation_by_name("run") in counter.control_inputs
 
 
 def _mixing(keras):
