@@ -9,6 +9,7 @@ import tensorflow as tf
 from distributed import input_pipeline
 from distributed.model_fn import make_model_fn
 from estimator_accum.programs.bars import BatchBar
+from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import METRICS, write_results
 from estimator_accum.programs.inputs import Inputs
@@ -130,7 +131,27 @@ def evaluate_and_export(job: Job) -> str:
     rows += [[name, f"{metrics[name]:.4f}"] for name in ("accuracy", "loss")]
     rows.append(["updates", f"{read_progress(str(folder)).update:,}"])
     draw = functools.partial(_draw, folder, f"digits: {job.batches}")
-    return end_of_run(folder, rows, draw, [["export", os.fsdecode(export)]])
+    return end_of_run(
+        folder,
+        rows,
+        draw,
+        [["export", os.fsdecode(export)]],
+        note=traffic_text(job.batches),
+    )
+
+
+def traffic_text(batches: Batches) -> str | None:
+    """Returns the effect of K on the network; None if it has none.
+
+    Parameter servers have no replicas that train in sync.
+    """
+    steps, replicas = batches.gradient_accumulation_steps, batches.num_replicas
+    if steps == 1 or replicas == 1:
+        return None
+    return (
+        f"K = {steps}: {replicas} workers sent their gradients once per update, not "
+        f"{steps} times."
+    )
 
 
 def _draw(folder: pathlib.Path, title: str, path: pathlib.Path) -> None:

@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 
 from distributed import jobs
+from distributed.jobs import traffic_text
+from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.watchdog import LostTaskError
 from tests.helpers.models import short_run
 from tests.helpers.processes import running
@@ -79,6 +81,20 @@ def test_task_alone_learns_goes_on_and_exports(
     after = short_run.values(output_dir)
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "replicas", "text"),
+    [
+        (8, 2, "K = 8: 2 workers sent their gradients once per update, not 8 times."),
+        (8, 1, None),
+        (1, 2, None),
+    ],
+)
+def test_the_table_of_a_cluster_ends_with_the_reductions_that_k_saved(
+    steps, replicas, text
+):
+    assert traffic_text(Batches(160, steps, replicas)) == text
 
 
 @pytest.mark.once
