@@ -159,7 +159,7 @@ def stop_recording():
 
 
 def has_parameter_servers(strategy) -> bool:
-    """Returns whether it has some. If renamed, a cut model fails."""
+    """Returns whether it has some. If renamed, cut models and `accumulate` fail."""
     return strategy._should_use_with_coordinator
 
 

@@ -12,6 +12,7 @@ import threading
 
 import tensorflow as tf
 
+import estimator_accum.keras._internals as internals
 from estimator_accum.core.arguments import check_weight
 from estimator_accum.core.options import Options
 from estimator_accum.core.trained import check_own_copies
@@ -125,8 +126,10 @@ class Accumulating(Saving, DelegatingTrackable):
         if not variables or (self._indices and not self._TAKES_MORE_VARIABLES):
             return
         _check_variables(variables)
-        self._build_inner(variables)
         self._strategy = tf.distribute.get_strategy()
+        if not self._is_plain:
+            _check_strategy(self._strategy)
+        self._build_inner(variables)
         if not self._is_plain:
             names = [self._name_of(v) for v in variables]
             tf_variables = [self._tf_variable(v) for v in variables]
@@ -314,6 +317,16 @@ def is_compiled_by_xla() -> bool:
             context = context.outer_context
         graph = outer_graph_of(graph)
     return False
+
+
+def _check_strategy(strategy) -> None:
+    """Raises ValueError for parameter servers, whose workers would share a window."""
+    if internals.has_parameter_servers(strategy):
+        raise ValueError(
+            "Keras optimizers must accumulate without parameter servers. Received: a "
+            "ParameterServerStrategy. Use MultiWorkerMirroredStrategy, or an Estimator "
+            "with make_accumulating_train_op."
+        )
 
 
 def _check_variables(variables) -> None:

@@ -1,5 +1,7 @@
 """Keras: settings that would be ignored or fail later raise an error."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -66,6 +68,14 @@ def test_gradients_outside_of_a_replica_are_refused(kind):
         optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
         with pytest.raises(RuntimeError, match="Call it inside strategy.run"):
             optimizer.apply_gradients([(tf.constant(1.0), variable)])
+
+
+def test_parameter_servers_are_refused(kind, monkeypatch):
+    servers = types.SimpleNamespace(_should_use_with_coordinator=True)
+    variable, optimizer = tf.Variable(0.0), accumulate(kind.optimizer("SGD", 1.0), 2)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: servers)
+    with pytest.raises(ValueError, match="Received: a ParameterServerStrategy. Use Mu"):
+        optimizer.build([variable])
 
 
 def test_a_hyperparameter_that_is_set_reaches_the_wrapped_optimizer(kind):
