@@ -86,6 +86,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         self._place = self._PLACE.format(self._batch)
         feeds = feed_dict | self._run_batch(_Feeding(session, run, feed_dict), needs)
         results = run(fetches, feeds, options, run_metadata)
+        self._runner.is_open = False
         # Hooks cannot be sorted, as `tf.nest` would do.
         return {key: tf.nest.map_structure(_scalar, results[key]) for key in results}
 

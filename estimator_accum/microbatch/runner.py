@@ -53,6 +53,7 @@ class BatchRunner:
 
     Attributes:
         rows: Examples of the last batch, for each replica.
+        is_open: Whether a batch has begun whose own run has not succeeded.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class BatchRunner:
         self._on_change = on_change
         self._exchanges = []  # those that this batch has begun
         self._capacity = None  # of an exchange
-        self.rows = []
+        self.rows, self.is_open = [], False
 
     def begin(self) -> None:
         """Gathers all passes of the batch, before the session is made."""
@@ -83,6 +84,7 @@ class BatchRunner:
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Initializes, in a new session, the variables that are in no collection."""
         session.run([replica.total.initialize for replica in self._replicas])
+        self.is_open = False
 
     def run(
         self,
@@ -110,11 +112,15 @@ class BatchRunner:
             tf.errors.OutOfRangeError: At the end of the data.
         """
         replicas = self._replicas
+        if self.is_open:  # the caller goes on after an error
+            session.run(self._roll_back)
+            self.is_open = False
         taken = list(taken)
         before = [(r.total.release, r.total.before, r.snapshot) for r in replicas]
         staged, _, values = session.run(
             [[replica.batch.stage for replica in replicas], before, taken]
         )
+        self.is_open = True
         shapes = [shapes for shapes, _ in staged]
         names = [replica.batch.names for replica in replicas]
         self.rows = rows = list(map(rows_of, names, shapes))
