@@ -6,7 +6,7 @@ import re
 import tensorflow as tf
 
 from estimator_accum.checks.global_step import deciding as deciding_with_shapes
-from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.functions import all_nodes
 from estimator_accum.graph.names import PYTHON, SHAPES, TAKING_A_BATCH
 from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.walks import ancestors, data_ancestors
@@ -72,16 +72,11 @@ def _counting_iterators(needed) -> list[tf.Operation]:
     numbers = [op for op in taking if all(t.shape.rank == 0 for t in op.outputs)]
     if not numbers or len(numbers) == len(taking):
         return []
-    library = library_of_functions()
-    return [op for op in numbers if _is_counted(op.inputs[0].op, library)]
+    return [op for op in numbers if _is_counted(op.inputs[0].op)]
 
 
-def _is_counted(iterator: tf.Operation, library: dict) -> bool:
+def _is_counted(iterator: tf.Operation) -> bool:
     """Returns whether an iterator's data set counts, in a fixed order."""
     makers = [op for op in iterator.outputs[0].consumers() if op.type == "MakeIterator"]
-    nodes = [op.node_def for op in ancestors(makers)]
-    called = [
-        name for node in [iterator.node_def, *nodes] for name in functions_of(node)
-    ]
-    kinds = {node.op for node in [*nodes, *nodes_of(called, library)]}
+    kinds = {node.op for node in all_nodes([iterator, *ancestors(makers)])}
     return "RangeDataset" in kinds and not any(map(_NOT_COUNTED.search, kinds))

@@ -46,6 +46,13 @@ def nodes_of(names: Iterable[str], library: dict) -> Iterator:
         yield from library[name].node_def if name in library else ()
 
 
+def all_nodes(operations: Iterable[tf.Operation]) -> list:
+    """Returns the nodes of operations, and then those of the functions that they call."""
+    nodes = [operation.node_def for operation in operations]
+    called = [name for node in nodes for name in functions_of(node)]
+    return [*nodes, *nodes_of(called, library_of_functions())]
+
+
 def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
     """Returns the operations with a gradient that a user wrote, or with one inside."""
     library = library_of_functions()

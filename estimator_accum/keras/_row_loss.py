@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
-from estimator_accum.graph.functions import operations_with_own_gradients
+from estimator_accum.graph.functions import all_nodes, operations_with_own_gradients
 from estimator_accum.graph.internals import captures_of, is_composite
 from estimator_accum.graph.names import draws_from_seed
 from estimator_accum.graph.walks import data_ancestors
@@ -49,7 +49,7 @@ def row_loss_of(
         and tf.is_tensor(forward.structure)
         and not forward.masked
         and all(_is_dense(value) and value.shape[0] == rows for value in targets)
-        and not _is_in_float16(_nodes(forward.function.graph))
+        and not _is_in_float16(forward.function.graph)
     )
     if not is_plain:
         return None
@@ -110,20 +110,19 @@ def _has_row_of_each_example(function: Callable, tensors: list) -> bool:
     operations = graph.get_operations()
     with graph.as_default():
         has_own_gradients = bool(operations_with_own_gradients(operations))
+        draws = any(draws_from_seed(node.op) for node in all_nodes(operations))
     # A loss with variables has gradients of its own; one with states, random numbers or
     # conditions of the batch would give other values in the pass than for the batch.
     is_stateful = any(
         operation.op_def.is_stateful and not _asserts_equal_shapes(operation)
         for operation in operations
     )
-    nodes = _nodes(graph)
-    draws = any(draws_from_seed(node.op) for node in nodes)
     return not (
         has_own_gradients
         or is_stateful
         or draws
         or captures_of(graph)
-        or _is_in_float16(nodes)
+        or _is_in_float16(graph)
     ) and are_rows(graph, len(specs))
 
 
@@ -142,14 +141,9 @@ def _asserts_equal_shapes(operation: tf.Operation) -> bool:
     )
 
 
-def _nodes(graph: tf.Graph) -> list:
-    """Returns the nodes of a graph and of its functions."""
-    definition = graph.as_graph_def()
-    functions = definition.library.function
-    return [*definition.node, *(node for f in functions for node in f.node_def)]
-
-
-def _is_in_float16(nodes: list) -> bool:
+def _is_in_float16(graph: tf.Graph) -> bool:
     """Returns whether a gradient may be float16: a loss scale would come too late."""
     half = tf.float16.as_datatype_enum
+    with graph.as_default():
+        nodes = all_nodes(graph.get_operations())
     return any(attr.type == half for node in nodes for attr in node.attr.values())

@@ -13,19 +13,14 @@ same for examples that are repeated.
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.functions import (
-    functions_of,
-    library_of_functions,
-    nodes_of,
-    operations_with_own_gradients,
-)
+from estimator_accum.graph.functions import all_nodes, operations_with_own_gradients
 from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
@@ -108,7 +103,7 @@ def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
                 _, axis, span, *_ = analysis.state(tensor)
                 length = span.factor * _LENGTH ** len(span.symbols)
                 rows[tensor.name] = Rows(tensor, axis, length)
-    nodes = _nodes(operations)
+    nodes = all_nodes(operations)
     if len(nodes) > _MOST_OPERATIONS or not all(
         map(_is_repeatable, {node.op for node in nodes})
     ):
@@ -229,12 +224,6 @@ def _is_given(analysis: Analysis, tensor: tf.Tensor) -> bool:
     return state.kind == "fixed" or state.kind == "rows" and state.distance is None
 
 
-def _nodes(operations: Iterable[tf.Operation]) -> list:
-    library = library_of_functions()
-    called = [name for operation in operations for name in functions_of(operation)]
-    return [*(op.node_def for op in operations), *nodes_of(called, library)]
-
-
 def _is_repeatable(kind: str) -> bool:
     if kind in _REPEATABLE or kind.startswith(_LISTS):
         return True
@@ -273,7 +262,7 @@ def _same(value: np.ndarray) -> float | None:
 
 def _constants_of_functions(head: Head) -> list[float]:
     """Returns the constants of functions and branches, and 1/2 if there is an L2Loss."""
-    nodes = _nodes(head.operations)
+    nodes = all_nodes(head.operations)
     values = [0.5] * any(node.op == "L2Loss" for node in nodes)
     of_branches = [op.node_def for op in head.operations if context_of(op) is not None]
     for node in [*of_branches, *nodes[len(head.operations) :]]:
