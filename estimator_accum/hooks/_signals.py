@@ -23,7 +23,7 @@ import tensorflow as tf
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 # 128 + signal, as shells report it; SIGUSR1 is not a failure and exits EX_TEMPFAIL.
-EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 75}
+EXIT_CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: os.EX_TEMPFAIL}
 
 
 class _Watch:

@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 
-EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: all tasks must be started again
+EXIT_AGAIN = os.EX_TEMPFAIL  # 75: all tasks must be started again
 STRATEGIES = ("none", "mirrored", "multi_worker", "parameter_server")
 
 
