@@ -121,9 +121,9 @@ def _nothing_outlives_the_suite():
     children = psutil.Process().children(recursive=True)
     # Python's own resource tracker ends with this process.
     children = [
-        each
-        for each in children
-        if each.pid != programs.server_pid() and not _is_resource_tracker(each)
+        child
+        for child in children
+        if child.pid != programs.server_pid() and not _is_resource_tracker(child)
     ]
     # The killed ones end soon, on a busy machine later.
     _, left = psutil.wait_procs(children, timeout=running.DEADLINE_SECS)
@@ -202,13 +202,13 @@ def _loggers_as_before():
     summary = "tensorflow.estimator_accum.summary"
     names = ("absl", "tensorflow", *(f"tensorflow.{room}" for room in rooms), summary)
     loggers = [logging.getLogger(name) for name in names]
-    states = [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+    states = [(log.level, log.propagate, list(log.handlers)) for log in loggers]
     yield
-    for each, (level, propagate, handlers) in zip(loggers, states, strict=True):
-        each.setLevel(level)
-        each.propagate = propagate
-        each.handlers[:] = handlers
-        each.disabled = False
+    for log, (level, propagate, handlers) in zip(loggers, states, strict=True):
+        log.setLevel(level)
+        log.propagate = propagate
+        log.handlers[:] = handlers
+        log.disabled = False
 
 
 @pytest.fixture

@@ -107,15 +107,15 @@ def test_a_module_of_the_library_imports_from_its_room_and_from_those_below(path
         return
     modules = _imported(path)
     assert {name.split(".")[0] for name in modules} <= {"estimator_accum"}
-    own = path.relative_to(_LIBRARY).parts[0].removesuffix(".py")
-    assert {_room_of(name) for name in modules} <= _ROOMS[own] | {own}
+    room = path.relative_to(_LIBRARY).parts[0].removesuffix(".py")
+    assert {_room_of(name) for name in modules} <= _ROOMS[room] | {room}
 
 
 def test_no_room_is_above_itself():
-    known = {""}
+    rooms = {""}
     for room, below in _ROOMS.items():
-        assert below <= known, room
-        known.add(room)
+        assert below <= rooms, room
+        rooms.add(room)
     files = {path.relative_to(_LIBRARY).parts[0] for path in _MODULES}
     assert {name.removesuffix(".py") for name in files} == {
         *(_ROOMS),
@@ -153,8 +153,7 @@ def test_the_first_line_of_a_docstring_has_no_clause_with_what():
 
 def test_variables_are_named_by_nouns():
     vague = {"each", "found", "own", "known", "made", "given"}
-    helpers = [p for p in _TESTS if {"helpers", "legacy_scripts"} & {*p.parts}]
-    for path in [*_CODE, *helpers]:
+    for path in [*_CODE, *_TESTS]:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         stored = (n for n in nodes if isinstance(n, ast.Name | ast.arg))
         names = {
@@ -237,8 +236,8 @@ def test_what_is_not_public_is_reached_through_one_file(room):
     defined = set().union(*(_defined(ast.parse(path.read_text())) for path in paths))
     for path in {*paths} - {*_INTERNALS}:
         name = str(path.relative_to(top))
-        found = _internals(path.read_text(), _OWN_OBJECTS.get(name, set()), defined)
-        assert found == _NEIGHBOURS.get(name, set()), name
+        private = _internals(path.read_text(), _OWN_OBJECTS.get(name, set()), defined)
+        assert private == _NEIGHBOURS.get(name, set()), name
 
 
 def test_internals_are_found_in_code():
@@ -279,7 +278,7 @@ def _defined(tree: ast.AST) -> set[str]:
     return names
 
 
-def _internals(code: str, own: set[str], inherited: Collection[str] = ()) -> set[str]:
+def _internals(code: str, ours: set[str], inherited: Collection[str] = ()) -> set[str]:
     """Returns the private names that code reaches of others, and modules that have them.
 
     Args:
@@ -287,27 +286,27 @@ def _internals(code: str, own: set[str], inherited: Collection[str] = ()) -> set
         own: Names of variables whose private attributes are the library's.
         inherited: Private attributes of `self` that other modules define.
     """
-    found, tree = set(), ast.parse(code)
+    private, tree = set(), ast.parse(code)
     defined = _defined(tree) | {*inherited}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             is_own = node.module.startswith("estimator_accum")
             names = () if is_own else [alias.name for alias in node.names]
-            found |= {node.module, *names}
+            private |= {node.module, *names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            private |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= (
+            private |= (
                 {node.value} if node.value.startswith(_MODULES_OF_OTHERS) else set()
             )
         elif (attribute := _attribute(node)) is not None:
             owner, name = attribute
             is_self = owner in ("self", "cls", "super()")
-            if not (is_self and name in defined or owner in own):
-                found.add(name)
+            if not (is_self and name in defined or owner in ours):
+                private.add(name)
     return {
         name
-        for name in found - {"_replace", "_asdict", "_exit"}  # which are documented
+        for name in private - {"_replace", "_asdict", "_exit"}  # which are documented
         if name.startswith(_MODULES_OF_OTHERS)
         or name in ("__internal__", "outer_graph", "captures")
         or re.match("_(?!_|estimator_accum)", name)

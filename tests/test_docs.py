@@ -186,7 +186,7 @@ def test_the_update_step_is_a_counter():
 def _program_text() -> str:
     """Returns the texts of this project, Estimator's hooks and Keras, joined."""
     theirs = (tf.estimator.StepCounterHook, tf.estimator.NanTensorHook)
-    theirs = {inspect.getsourcefile(each) for each in theirs}
+    theirs = {inspect.getsourcefile(item) for item in theirs}
     theirs.add(inspect.getsourcefile(tf.keras.optimizers.get))
     ours = [p for n in ("estimator_accum", "bert_finetune") for p in _sources(n)]
     text = "\n".join(pathlib.Path(path).read_text() for path in [*theirs, *ours])
@@ -276,8 +276,8 @@ def _prose(page: str) -> str:
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "CODE", text))
     text = re.sub(r"(?m)^(\* |\d\. )", "\n", text).replace("*", "")
     sentences = re.split(r"\n\s*\n|(?<=[^.][.?!:]) ", text)
-    sentences = (" ".join(each.split()) for each in sentences)
-    return "\n".join(each for each in sentences if each)
+    sentences = (" ".join(text.split()) for text in sentences)
+    return "\n".join(text for text in sentences if text)
 
 
 _WRITTEN = documents.ALL | {
@@ -296,9 +296,9 @@ def test_a_page_is_in_plain_sentences(page):
     allowed += {"architecture": "|Git keeps", "contributing": "|begins with"}.get(
         page, ""
     )
-    found = [s for s in sentences if re.search(unclear, s)]
-    assert [each for each in found if not re.search(allowed, each)] == []
-    lengths = [len(each.split()) for each in sentences if len(each.split()) > 3]
+    hits = [s for s in sentences if re.search(unclear, s)]
+    assert [text for text in hits if not re.search(allowed, text)] == []
+    lengths = [len(text.split()) for text in sentences if len(text.split()) > 3]
     assert sum(lengths) <= 20 * max(len(lengths), 1)
 
 
@@ -326,8 +326,8 @@ def test_a_page_with_words_of_the_glossary_links_to_it(page):
 
 @pytest.mark.parametrize("page", _WRITTEN)
 def test_other_private_words_are_not_used(page):
-    found = re.findall(r"(?i)\b(cut|uncut|the article|kept)\b", _prose(page))
-    assert found == []
+    words = re.findall(r"(?i)\b(cut|uncut|the article|kept)\b", _prose(page))
+    assert words == []
 
 
 @pytest.mark.parametrize("page", _WRITTEN)

@@ -29,7 +29,7 @@ def _containers() -> list[dict]:
     replicas = tf_job["spec"]["tfReplicaSpecs"].values()
     return [
         container | job["spec"]["trainer"],
-        *(each["template"]["spec"]["containers"][0] for each in replicas),
+        *(replica["template"]["spec"]["containers"][0] for replica in replicas),
     ]
 
 
@@ -40,8 +40,8 @@ def test_what_is_copied_exists_and_is_sent_to_docker():
         if not line.startswith("#")
     ]
     assert ignored == "*"
-    assert [f"!{each}" for each in _COPIED if not (ROOT / each).exists()] == []
-    assert {f"!{each}" for each in _COPIED} == {each for each in sent if "!" in each}
+    assert [f"!{path}" for path in _COPIED if not (ROOT / path).exists()] == []
+    assert {f"!{path}" for path in _COPIED} == {path for path in sent if "!" in path}
 
 
 def test_manifest_names_the_image_that_the_page_builds():
@@ -50,7 +50,7 @@ def test_manifest_names_the_image_that_the_page_builds():
     (push,) = [words for words in commands if words[:2] == ["docker", "push"]]
     image = build[2].removeprefix("--tag=")
     assert build[3:] == ["."] and push[2] == image
-    assert {each["image"] for each in _containers()} == {image}
+    assert {container["image"] for container in _containers()} == {image}
     assert image.endswith(f"/estimator-accum:{__version__}")
 
 
@@ -75,8 +75,8 @@ def test_entry_point_is_the_command(monkeypatch, capsys):
 def test_programs_run_as_a_user_without_rights():
     steps = [what for what, _ in _STEPS]
     (user,) = [words for what, words in _STEPS if what == "USER"]
-    made = f"RUN useradd --create-home --uid={user} trainer"
-    assert user.isdecimal() and user != "0" and made in _LINES
+    line = f"RUN useradd --create-home --uid={user} trainer"
+    assert user.isdecimal() and user != "0" and line in _LINES
     assert steps[-1] == "ENTRYPOINT" and steps[-2] == "USER"
 
 
@@ -104,7 +104,7 @@ def test_pip_leaves_the_image_s_tensorflow_alone(tmp_path):
     pip("install", f"tensorflow=={version}")
     words = _arguments_of_pip(line, {})
     report = json.loads(pip(*words, "--quiet", "--dry-run", "--report=-"))
-    names = {each["metadata"]["name"] for each in report["install"]}
+    names = {item["metadata"]["name"] for item in report["install"]}
     assert {"estimator-accum", "tokenizers", "matplotlib"} <= names
     assert not any(name.startswith(("tensorflow", "tf_keras")) for name in names)
     assert _arguments_of_pip(line, {"TF_KERAS": "2.20.1"}) == [

@@ -132,10 +132,10 @@ def test_a_tensorflow_that_is_there_stays(wheel, tmp_path, extra, there, tensorf
     report = json.loads(
         _python(*pip, "--quiet", "--dry-run", "--report=-", f"{wheel}{extra}")
     )
-    found = {
+    versions = {
         package["metadata"]["name"]: package["metadata"]["version"]
         for package in report["install"]
     }
-    assert found.get("tensorflow") == tensorflow
+    assert versions.get("tensorflow") == tensorflow
     if extra and sys.version_info >= (3, 12):
-        assert found["tf_keras"] == tensorflow
+        assert versions["tf_keras"] == tensorflow

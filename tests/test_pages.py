@@ -76,7 +76,7 @@ def _write_bert_archives(folder):
     tiny_bert.write_bert(folder / "model", config=config)
     tiny_bert.write_cola(folder / "corpus")
     for name, prefix in (("model", ""), ("corpus", "CoLA/")):
-        files = {each.name: each.read_bytes() for each in (folder / name).iterdir()}
+        files = {file.name: file.read_bytes() for file in (folder / name).iterdir()}
         (folder / f"{name}.zip").write_bytes(make_zip(files, prefix))
     write_folder(folder / "DIR")
     reviews = folder / "yelp_review_polarity_csv"
@@ -150,7 +150,7 @@ _THERE = {
 _WITH_SHELL = [
     name
     for name, text in documents.ALL.items()
-    if any(documents.blocks(text, each) for each in ("sh", "console"))
+    if any(documents.blocks(text, kind) for kind in ("sh", "console"))
 ]
 
 
@@ -264,10 +264,10 @@ def _check_two_towers(printed: str) -> None:
     """Fails unless the example trains as the page says."""
     line = re.compile(r"(.+?) +found (.+)%, difference of a weight (.+)")
     (shown,) = documents.blocks(documents.PAGES["whole_batch_loss"], "text")
-    names, found, differences = zip(*line.findall(printed), strict=True)
+    names, values, differences = zip(*line.findall(printed), strict=True)
     assert names == tuple(match[0] for match in line.findall(shown))
-    at_once, whole, own = map(float, found)
-    assert at_once == whole > own + 5
+    at_once, whole, separate = map(float, values)
+    assert at_once == whole > separate + 5
     assert [float(part) < 1e-5 for part in differences] == [True, True, False]
 
 

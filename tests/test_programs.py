@@ -132,14 +132,14 @@ def test_program_of_a_program_is_its_child(options):
         parent, argv = process.stdout.readline().split(maxsplit=1)
         pid = int(process.stdout.readline())
         assert (int(parent), argv) == (os.getpid(), "['-c']\n")
-        own = psutil.Process(pid)
-        assert own.ppid() == process.pid
+        inner = psutil.Process(pid)
+        assert inner.ppid() == process.pid
         assert (os.getpgid(pid) == pid) == bool(options)
         process.kill()
         process.wait()
         # One waits until its parent closes the pipe, the other one dies with its
         # parent.
-        own.wait(running.DEADLINE_SECS)
+        inner.wait(running.DEADLINE_SECS)
 
 
 @pytest.mark.parametrize(

@@ -58,15 +58,15 @@ def test_the_flags_of_a_command_stay(line, capsys):
     name, *flags = line.split(" --")
     name = name.removeprefix("estimator-accum ")
     if name == "train":
-        known = {*PROGRAM.flags()}
-        assert known - {*flags} <= {"v"}  # a flag that a release adds is promised, too
+        names = {*PROGRAM.flags()}
+        assert names - {*flags} <= {"v"}  # a flag that a release adds is promised, too
     else:
         module = _COMMANDS[name][0]
         module += ".__main__" if name == "compat" else ""
         with pytest.raises(SystemExit):
             raise SystemExit(importlib.import_module(module).main(["--help"]))
-        known = set(re.findall(r"--(\w+)", capsys.readouterr().out))
-    assert [flag for flag in flags if flag not in known] == []
+        names = set(re.findall(r"--(\w+)", capsys.readouterr().out))
+    assert [flag for flag in flags if flag not in names] == []
 
 
 def _model_fn(features, labels, mode, params):
@@ -137,8 +137,8 @@ def test_variables_of_a_keras_optimizer_stay(tmp_path):
     optimizer.build(variables)
     path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "saved"))
     window = r"optimizer/accumulation_window/(.*)/\.ATTRIBUTES"
-    found = [re.match(window, name) for name, _ in tf.train.list_variables(path)]
-    assert sorted(m[1] for m in found if m) == _contents("variables Keras")
+    matches = [re.match(window, name) for name, _ in tf.train.list_variables(path)]
+    assert sorted(m[1] for m in matches if m) == _contents("variables Keras")
 
 
 def test_the_file_of_a_run_s_settings_stays():

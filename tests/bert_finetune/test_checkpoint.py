@@ -151,11 +151,11 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, end, damage, sentence):
         check_checkpoint(path, _CONFIG)
 
 
-@pytest.mark.parametrize("given", ["", "/bert_model", "/bert_model.ckpt.index"])
-def test_path_that_is_almost_right_gets_a_suggestion(given, tmp_path):
+@pytest.mark.parametrize("ending", ["", "/bert_model", "/bert_model.ckpt.index"])
+def test_path_that_is_almost_right_gets_a_suggestion(ending, tmp_path):
     path = _write(tmp_path, _arrays())
     with pytest.raises(ValueError, match=rf"There is: {re.escape(path)}\."):
-        check_checkpoint(f"{tmp_path}{given}", _CONFIG)
+        check_checkpoint(f"{tmp_path}{ending}", _CONFIG)
 
 
 def test_files_of_hugging_face_are_to_be_converted(tmp_path):

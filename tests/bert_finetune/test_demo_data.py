@@ -42,7 +42,7 @@ def test_an_unacceptable_sentence_is_the_one_before_with_two_neighbours_swapped(
     texts = [text for _, text in sentences]
     assert len(set(texts[::2])) == 1000 and not set(texts[::2]) & set(texts[1::2])
     for good, bad in zip(texts[::2], texts[1::2], strict=True):
-        good, bad = (np.array(each.lower().rstrip(".").split()) for each in (good, bad))
+        good, bad = (np.array(text.lower().rstrip(".").split()) for text in (good, bad))
         (places,) = np.nonzero(good != bad)
         assert list(np.diff(places)) == [1]
         np.testing.assert_array_equal(good[places], bad[places[::-1]])

@@ -108,22 +108,22 @@ def _assert_close(folder, whole):
     rows, expected = metrics(folder), metrics(whole)
     assert [int(row["examples"]) for row in rows] == [16, 32, 48, 64, 80, 96, 100]
     for column in ("loss", "gradient_norm", "learning_rate"):
-        found, wanted = ([float(r[column]) for r in each] for each in (rows, expected))
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=column)
+        values, wanted = ([float(r[column]) for r in t] for t in (rows, expected))
+        np.testing.assert_allclose(values, wanted, rtol=1e-5, err_msg=column)
 
 
 def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, auto):
     for folder in (in_threes[0], auto):
         _assert_close(folder, whole)
     assert tiny_bert.results(auto)["update_step"] == 7
-    found = json.loads((auto / "micro_batches.json").read_text())
-    assert found == {"micro_batches": 4}  # 16, 8, and then 4 at once
-    steps = [variables(each)["global_step"] for each in (whole, in_threes[0], auto)]
+    content = json.loads((auto / "micro_batches.json").read_text())
+    assert content == {"micro_batches": 4}  # 16, 8, and then 4 at once
+    steps = [variables(path)["global_step"] for path in (whole, in_threes[0], auto)]
     assert steps == [7, 6 * 6 + 2, 7]
 
 
 def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
-    found, folder = [], pathlib.Path(settings.output_dir)
+    runs, folder = [], pathlib.Path(settings.output_dir)
     for rows, size in ((16, 16), (3, AUTO)):
         with pytest.MonkeyPatch.context() as patch:
             encode = limited(modeling.encode, rows, in_every_mode=True)
@@ -136,8 +136,8 @@ def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
         results = tiny_bert.results(folder.with_name(size))
         lines = (folder.with_name(size) / "test_results.tsv").read_text().split("\n")
         rows = [list(map(float, line.split("\t"))) for line in lines[:-1]]
-        found.append((results, rows, (folder.with_name(size) / "CoLA.tsv").read_text()))
-    (theirs, wanted, labels), (ours, rows, own_labels) = found
+        runs.append((results, rows, (folder.with_name(size) / "CoLA.tsv").read_text()))
+    (theirs, wanted, labels), (ours, rows, own_labels) = runs
     assert ours == pytest.approx(theirs, rel=1e-6)
     assert ours["eval_accuracy"] == theirs["eval_accuracy"]
     assert own_labels == labels

@@ -43,8 +43,8 @@ class _Folder:
 
     @staticmethod
     def measure(checkpoint: str) -> dict[str, float]:
-        found = _content(pathlib.Path(checkpoint))
-        return {"eval_accuracy": 0.5, _METRIC: found}
+        content = _content(pathlib.Path(checkpoint))
+        return {"eval_accuracy": 0.5, _METRIC: content}
 
     def evaluations(self, **options) -> Evaluations:
         options = {"every": 1, "num_updates": 100} | options

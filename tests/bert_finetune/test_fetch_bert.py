@@ -174,8 +174,8 @@ def test_bert_of_the_hub_is_converted(bert, hub, tmp_path, server, model):
 
 
 def test_a_slip_in_a_listed_name_asks_no_hub(refusal, flags):
-    given = [*flags, "--model=uncased_L-4_H-512_A-9"]
-    assert "Did you mean uncased_L-4_H-512_A-8?" in refusal(fetch_bert.main, *given)
+    arguments = [*flags, "--model=uncased_L-4_H-512_A-9"]
+    assert "Did you mean uncased_L-4_H-512_A-8?" in refusal(fetch_bert.main, *arguments)
 
 
 def test_bert_of_the_hub_needs_no_network_once_it_is_cached(

@@ -72,13 +72,13 @@ def test_program_makes_the_three_parts(tmp_path, call):
     assert (done.returncode, done.stderr) == (0, "")
     assert "bert_model.ckpt (39 variables, 2 layers)" in done.stdout
     assert "pooler" not in done.stdout
-    made = tmp_path / "new" / "bert"
-    assert sorted(path.name for path in made.iterdir()) == _MADE
-    assert [path.name for path in made.parent.iterdir()] == ["bert"]
-    config = BertConfig.from_json_file(str(made / "bert_config.json"))
+    folder = tmp_path / "new" / "bert"
+    assert sorted(path.name for path in folder.iterdir()) == _MADE
+    assert [path.name for path in folder.parent.iterdir()] == ["bert"]
+    config = BertConfig.from_json_file(str(folder / "bert_config.json"))
     assert config.hidden_size == 24
-    check_checkpoint(str(made / "bert_model.ckpt"), config)
-    assert (made / "vocab.txt").read_text().split() == hugging_face_folder.VOCABULARY
+    check_checkpoint(str(folder / "bert_model.ckpt"), config)
+    assert (folder / "vocab.txt").read_text().split() == hugging_face_folder.VOCABULARY
 
 
 def test_kernels_are_transposed_and_the_rest_is_copied(tmp_path, import_folder):

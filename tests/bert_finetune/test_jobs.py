@@ -175,10 +175,10 @@ def test_a_run_that_evaluates_ends_with_the_same_weights_and_uses_the_best(
     plain = run(settings, **changes, output_dir=str(tmp_path / "plain"))
     folder = tiny_bert.copy_at_step(plain, pathlib.Path(settings.output_dir), 3)
     assert read_progress(str(folder)) == (3, 1, 1)
-    measure, found = jobs._measure, iter((0.25, 0.75, 0.5))
+    measure, scores = jobs._measure, iter((0.25, 0.75, 0.5))
 
     def measured(*args):
-        return measure(*args) | {"matthews_correlation": next(found, 1.0)}
+        return measure(*args) | {"matthews_correlation": next(scores, 1.0)}
 
     monkeypatch.setattr(jobs, "_measure", measured)
     done = {"do_eval": True, "do_predict": True, "do_export": "hf"}

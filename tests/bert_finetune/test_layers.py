@@ -77,13 +77,13 @@ def test_dropout_depends_on_seed_step_and_layer_alone():
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             tf.compat.v1.set_random_seed(seed)
             global_step = tf.compat.v1.train.get_or_create_global_step()
-            found = []
+            outputs = []
             for scope in ("layer_0", "layer_1"):
                 with tf.compat.v1.variable_scope(scope):
-                    found.append(layers.dropout(tf.ones([50, 40]), 0.25))
+                    outputs.append(layers.dropout(tf.ones([50, 40]), 0.25))
             session.run(global_step.initializer, {global_step.initial_value: step})
-            again = session.run(found)
-            for first, second in zip(session.run(found), again, strict=True):
+            again = session.run(outputs)
+            for first, second in zip(session.run(outputs), again, strict=True):
                 np.testing.assert_array_equal(first, second)
             return again
 
@@ -105,11 +105,11 @@ def test_dropouts_rate_is_one_of_65536(rate, levels):
         step = tf.compat.v1.train.get_or_create_global_step()
         y = layers.dropout(tf.ones([1001, 999]), rate)
         session.run(step.initializer)
-        found = session.run(y)
+        values = session.run(y)
     exact = levels / 65536
-    assert np.unique(found)[-1] == np.float32(1 / (1 - exact))
-    deviation = (exact * (1 - exact) / found.size) ** 0.5
-    assert abs(np.mean(found == 0) - exact) <= 4 * deviation
+    assert np.unique(values)[-1] == np.float32(1 / (1 - exact))
+    deviation = (exact * (1 - exact) / values.size) ** 0.5
+    assert abs(np.mean(values == 0) - exact) <= 4 * deviation
 
 
 def test_a_graph_that_nobody_needs_is_not_kept_by_its_gradients():

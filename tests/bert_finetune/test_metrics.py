@@ -65,20 +65,20 @@ def test_correlations_equal_their_definitions_with_ties_and_are_0_for_a_constant
         for part in (slice(0, 64), slice(64, 101)):
             feed = {label: labels[part], score: scores[part]}
             session.run([update for _, update in ops.values()], feed)
-        found = session.run({name: value for name, (value, _) in ops.items()})
-    assert found.keys() == {"eval_loss", "pearson", "spearman"}
+        results = session.run({name: value for name, (value, _) in ops.items()})
+    assert results.keys() == {"eval_loss", "pearson", "spearman"}
     if is_constant:
-        assert found["pearson"] == found["spearman"] == 0
+        assert results["pearson"] == results["spearman"] == 0
         return
     ranks = [
         [np.mean(np.flatnonzero(np.sort(x) == v)) for v in x] for x in (labels, scores)
     ]
-    pearson, spearman = (np.corrcoef(*each)[0, 1] for each in ((labels, scores), ranks))
-    assert found["pearson"] == pytest.approx(pearson, rel=1e-9)
-    assert found["spearman"] == pytest.approx(spearman, rel=1e-9)
+    pearson, spearman = (np.corrcoef(*pair)[0, 1] for pair in ((labels, scores), ranks))
+    assert results["pearson"] == pytest.approx(pearson, rel=1e-9)
+    assert results["spearman"] == pytest.approx(spearman, rel=1e-9)
 
 
 @pytest.mark.parametrize("predicted", [0, 1])
 def test_a_constant_prediction_has_no_correlation(predicted):
-    found = _evaluate([0, 1, 1], [predicted] * 3)
-    assert found["matthews_correlation"] == 0
+    results = _evaluate([0, 1, 1], [predicted] * 3)
+    assert results["matthews_correlation"] == 0

@@ -300,7 +300,7 @@ def test_gradients_in_training_equal_the_derived_ones_without_dropout():
 
 
 def test_gradients_in_bfloat16_differ_by_less_than_1_percent():
-    model, found = _Model(_WITHOUT_DROPOUT, is_training=True), []
+    model, results = _Model(_WITHOUT_DROPOUT, is_training=True), []
     with model.graph.as_default():
         gradients = [*map(tf.convert_to_tensor, model.gradients.values())]
         together = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
@@ -310,16 +310,16 @@ def test_gradients_in_bfloat16_differ_by_less_than_1_percent():
         with tf.compat.v1.Session(graph=model.graph, config=config) as session:
             session.run(initialize)
             feed = dict(zip(model.inputs, _BATCH, strict=True))
-            found.append(session.run(together, feed))
-    exact, low = found
+            results.append(session.run(together, feed))
+    exact, low = results
     error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
     assert (error > 0) == is_onednn_on() and error < 1e-2
 
 
 def test_dropout_is_on_only_in_training_and_the_graph_seed_repeats_it(model):
     training, again = (_Model(is_training=True) for _ in range(2))
-    for each, is_training in ((training, True), (model, False)):
-        first, second = (each.run([each.output, each.logits]) for _ in range(2))
+    for net, is_training in ((training, True), (model, False)):
+        first, second = (net.run([net.output, net.logits]) for _ in range(2))
         for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
             assert np.array_equal(a, b) != is_training
         if is_training:

@@ -70,7 +70,7 @@ def test_a_table_of_which_rows_have_gradients_is_updated_as_a_dense_one(dtype):
     moments[0][20:22, 0] = 0  # not seen in the first column
 
     def train(is_dense: bool):
-        found, start = [], np.linspace(-1, 1, 180).reshape([60, 3]).astype(dtype)
+        tables, start = [], np.linspace(-1, 1, 180).reshape([60, 3]).astype(dtype)
         with tf.Graph().as_default(), v1.Session() as session:
             table = v1.get_variable("table", initializer=start)
             rows, values = v1.placeholder(tf.int64, [None]), v1.placeholder(dtype)
@@ -86,8 +86,8 @@ def test_a_table_of_which_rows_have_gradients_is_updated_as_a_dense_one(dtype):
                     if is_restored:
                         slot.load(session.run(slot) + abs(moment), session)
                 session.run(update, {rows: indices, values: value})
-                found.append(session.run([table, *slots]))
-        return found
+                tables.append(session.run([table, *slots]))
+        return tables
 
     for ours, theirs in zip(train(False), train(True), strict=True):
         np.testing.assert_array_equal(ours, theirs)

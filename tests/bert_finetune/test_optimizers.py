@@ -113,8 +113,8 @@ def _train(settings, optimizer, steps, gradients, folder=None, strategy=None):
             mine = gradient[context.replica_id_in_sync_group]
             start = np.arange(12, dtype=np.float32).reshape([4, 3])
             x = v1.get_variable("x", initializer=start)
-            made = make_optimizer(settings, tf.constant(_RATE), 1)
-            return make_accumulating_train_op(tf.reduce_sum(mine * x), made, steps)
+            ours = make_optimizer(settings, tf.constant(_RATE), 1)
+            return make_accumulating_train_op(tf.reduce_sum(mine * x), ours, steps)
 
         if strategy is None:
             train_op = replica()

@@ -64,8 +64,8 @@ def _numbers(encode, loss_of, activation: str):
 @pytest.fixture(scope="module")
 def restated():
     """Numbers of the restated program, by activation."""
-    own = original_bert.pooled_output, original_bert.classification_loss
-    return {name: _numbers(*own, name) for name in ("gelu", "gelu_new")}
+    functions = original_bert.pooled_output, original_bert.classification_loss
+    return {name: _numbers(*functions, name) for name in ("gelu", "gelu_new")}
 
 
 def _difference(ours, theirs) -> tuple[float, float]:

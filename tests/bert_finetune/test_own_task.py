@@ -67,7 +67,7 @@ def test_a_csv_without_header_has_numbered_columns_and_the_label_first(tmp_path)
 def test_pairs_and_numbers_are_read_by_the_columns_names(tmp_path, file, text):
     task = _task(tmp_path, _PAIRS)
     examples = _read(tmp_path, task, file, text)
-    assert [each[1:] for each in examples] == [("A", 'B, "b', 0.5), ("C", "D", -2.0)]
+    assert [row[1:] for row in examples] == [("A", 'B, "b', 0.5), ("C", "D", -2.0)]
     assert (task.num_outputs, task.metrics) == (1, ("pearson", "spearman"))
 
 
@@ -269,8 +269,8 @@ def test_predictions_and_the_hugging_face_config_have_the_names_of_classes(
     task = _task(tmp_path, _YELP)
     (name,) = task.test_files
     rows = [Example(str(number), "A", None, None) for number in range(2)]
-    found = [{"probabilities": [0.25, 0.75], "label": 1}] * 2
-    paths = results.write_predictions(tmp_path, task, name, "all.tsv", rows, found)
+    answers = [{"probabilities": [0.25, 0.75], "label": 1}] * 2
+    paths = results.write_predictions(tmp_path, task, name, "all.tsv", rows, answers)
     assert paths[0].read_text() == "0.25\t0.75\n0.25\t0.75\n"
     assert paths[1].read_text() == "index\tprediction\n0\tpositive\n1\tpositive\n"
     tokenizer = WordPieceTokenizer(bert_dir / "vocab.txt", do_lower_case=True)
@@ -304,15 +304,15 @@ def test_a_regression_learns_and_predicts_numbers(settings, tmp_path, micro_batc
         num_train_epochs=10.0,
         **dict.fromkeys(("do_train", "do_eval", "do_predict", "do_export"), True),
     )
-    found = tiny_bert.results(folder)
+    metrics = tiny_bert.results(folder)
     _, *lines = (folder / "predictions.tsv").read_text().splitlines()
     scores = np.array([float(line.split("\t")[1]) for line in lines])
     np.testing.assert_array_equal(np.loadtxt(folder / "test_results.tsv"), scores)
     dev = (tmp_path / "dev.jsonl").read_text().splitlines()
     labels = np.array([json.loads(line)["score"] for line in dev])
-    assert found["pearson"] > 0.9
-    assert found["pearson"] == pytest.approx(np.corrcoef(labels, scores)[0, 1], 1e-4)
-    assert found["eval_loss"] == pytest.approx(np.mean((scores - labels) ** 2), 1e-4)
+    assert metrics["pearson"] > 0.9
+    assert metrics["pearson"] == pytest.approx(np.corrcoef(labels, scores)[0, 1], 1e-4)
+    assert metrics["eval_loss"] == pytest.approx(np.mean((scores - labels) ** 2), 1e-4)
     settings_file = json.loads((folder / "run_settings.json").read_text())
     assert settings_file["task_name"] == "stars"
     assert settings_file["flags"]["task_name"] == str(tmp_path / "stars.json")

@@ -208,7 +208,7 @@ def test_the_flags_to_paste_make_the_planned_division(config, capsys, replicas, 
     (planned,) = re.findall("^effective batch .*", output, re.MULTILINE)
     names = ("train_batch_size", "effective_batch_size", "gradient_accumulation_steps")
     micro, effective, steps, tokens = (
-        (found := re.search(rf"--{name}=(\d+)", pasted)) and int(found[1])
+        (match := re.search(rf"--{name}=(\d+)", pasted)) and int(match[1])
         for name in (*names, "max_seq_length")
     )
     assert str(share_out(effective, micro, steps, replicas)) == planned
@@ -230,7 +230,7 @@ def _train(folder, optimizer, steps, config, examples):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "steps"), [*((each, 1) for each in OPTIMIZERS), ("adamw", 2)]
+    ("optimizer", "steps"), [*((name, 1) for name in OPTIMIZERS), ("adamw", 2)]
 )
 def test_the_disk_space_is_that_of_a_run_but_for_graphs_and_counters(
     optimizer, steps, tmp_path, monkeypatch

@@ -85,9 +85,9 @@ def test_labelled_files_are_read_in_glues_layout(tmp_path, name):
     first_line = 1 if header is None else 2
     for file in (task.train_file, *task.dev_files.values()):
         _write(tmp_path, file, *([] if header is None else [header]), *rows)
-        for i, found in enumerate(_read(tmp_path, name, file)):
+        for i, example in enumerate(_read(tmp_path, name, file)):
             texts = _texts((task.labels or ("0.0", "1.0"))[i], _LAYOUTS[name][1])
-            assert found == Example(f"{file[:-4]}-{first_line + i}", *texts, i)
+            assert example == Example(f"{file[:-4]}-{first_line + i}", *texts, i)
         assert i == len(rows) - 1
 
 
@@ -180,7 +180,7 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
 
 
 @pytest.mark.parametrize(
-    ("given", "lines", "sentence"),
+    ("path", "lines", "sentence"),
     [
         (
             "qqp/train.tsv",
@@ -230,8 +230,8 @@ _QQP, _QNLI = _labelled("QQP"), _labelled("QNLI")
         ("cola/CoLA/train.tsv", ["x\t1\t\tA."], r"Use --data_dir=.*CoLA\."),
     ],
 )
-def test_unfit_file_is_refused_with_file_and_line(tmp_path, given, lines, sentence):
-    name, _, file = given.partition("/")
+def test_unfit_file_is_refused_with_file_and_line(tmp_path, path, lines, sentence):
+    name, _, file = path.partition("/")
     (tmp_path / "CoLA").mkdir()
     if lines is not None:
         _write(tmp_path, file, *lines)

@@ -61,8 +61,8 @@ def test_text_is_tokenized_once(text, tokenizer, encodings):
     assert encodings.call_count == 1
     names = sorted(path.name for path in text.parent.iterdir())
     assert names == ["train.tsv", "train.tsv.tokens.npz"]
-    for found in (first, second):
-        _assert_same(found, encode_examples(rows, tokenizer, 16))
+    for examples in (first, second):
+        _assert_same(examples, encode_examples(rows, tokenizer, 16))
 
 
 def test_examples_without_labels_are_kept_too(tmp_path, cola_dir, tokenizer, encodings):
@@ -103,9 +103,9 @@ def test_whatever_the_tokens_were_made_of_invalidates_them(
         max_seq_length = 8
     else:
         monkeypatch.setattr(token_cache, "_VERSION", 3)
-    rows, found = _read(text, tokenizer, max_seq_length)
+    rows, examples = _read(text, tokenizer, max_seq_length)
     assert encodings.call_count == 2
-    _assert_same(found, encode_examples(rows, tokenizer, max_seq_length))
+    _assert_same(examples, encode_examples(rows, tokenizer, max_seq_length))
     _read(text, tokenizer, max_seq_length)
     assert encodings.call_count == 2
 
@@ -166,9 +166,9 @@ def test_damaged_file_is_made_anew(text, tokenizer, encodings, damage):
     cache = text.with_name("train.tsv.tokens.npz")
     whole = cache.read_bytes()
     cache.write_bytes(damage(whole))
-    rows, found = _read(text, tokenizer)
+    rows, examples = _read(text, tokenizer)
     assert encodings.call_count == 2
-    _assert_same(found, encode_examples(rows, tokenizer, 16))
+    _assert_same(examples, encode_examples(rows, tokenizer, 16))
     assert len(cache.read_bytes()) == len(whole)
 
 
@@ -179,8 +179,8 @@ def test_folder_that_cannot_be_written_to_goes_without(
     refuse = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
     monkeypatch.setattr(token_cache, "whole_file", refuse)
-    rows, found = _read(text, tokenizer)
-    _assert_same(found, encode_examples(rows, tokenizer, 16))
+    rows, examples = _read(text, tokenizer)
+    _assert_same(examples, encode_examples(rows, tokenizer, 16))
     message = f"tokens are not cached in {text}.tokens.npz: Permission denied"
     assert message in caplog.text
     assert os.listdir(text.parent) == ["train.tsv"]

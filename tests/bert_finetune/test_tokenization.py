@@ -276,8 +276,8 @@ def test_a_vocabulary_that_may_fit_the_table_is_taken(caplog, tokens, rows, warn
     ],
 )
 def test_vocabulary_that_does_not_fit_the_table_names_both_sizes(tokens, rows):
-    found = f"{tokens} tokens in vocab.txt and vocab_size {rows}"
-    with pytest.raises(ValueError, match=f"must fit `vocab_size` in .*: {found}. Use"):
+    sizes = f"{tokens} tokens in vocab.txt and vocab_size {rows}"
+    with pytest.raises(ValueError, match=f"must fit `vocab_size` in .*: {sizes}. Use"):
         _check_sizes(tokens, rows)
 
 

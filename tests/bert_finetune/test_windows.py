@@ -79,9 +79,9 @@ def test_any_cut_of_a_window_holds_the_same_examples(num_train_epochs, steps, re
         shares = cut.shares(update)
         assert whole.examples(update).dtype == np.int64
         assert all(len(step) == replicas for step in shares)
-        found = _flat(_flat(shares))
-        assert sorted(found) == sorted(whole.examples(update))
-        assert replicas > 1 or found == whole.examples(update).tolist()
+        numbers = _flat(_flat(shares))
+        assert sorted(numbers) == sorted(whole.examples(update))
+        assert replicas > 1 or numbers == whole.examples(update).tolist()
         sizes = [len(share) for step in shares for share in step]
         if update < cut.num_updates - 1:
             assert len(shares) == steps and max(sizes) - min(sizes) <= 1
@@ -102,10 +102,10 @@ def test_sorted_windows_hold_the_same_examples_from_the_shortest_to_the_longest(
     padded = {id(windows): 0, id(plain): 0}
     for update in range(plain.num_updates):
         ours, theirs = windows.shares(update), plain.shares(update)
-        found = _flat(_flat(ours))
-        assert sorted(found) == sorted(_flat(_flat(theirs)))
+        numbers = _flat(_flat(ours))
+        assert sorted(numbers) == sorted(_flat(_flat(theirs)))
         assert [len(step[0]) for step in ours] == [len(step[0]) for step in theirs]
-        assert np.all(np.diff(lengths[found]) >= 0)
+        assert np.all(np.diff(lengths[numbers]) >= 0)
         for which, shares in ((windows, ours), (plain, theirs)):
             padded[id(which)] += sum(len(s) * lengths[s].max() for (s,) in shares)
     assert padded[id(windows)] < 0.9 * padded[id(plain)]
@@ -226,8 +226,8 @@ def test_epochs_of_no_example_and_seeds_out_of_range_are_refused(options, senten
 @pytest.mark.parametrize("tokens", [None, 64])
 def test_a_run_that_is_trained_on_ends_a_window_where_the_shorter_one_ended(tokens):
     lengths = np.random.default_rng(0).integers(3, 17, 23)
-    batches, given = Batches(8, 4, 1), (lengths, tokens)
-    make = lambda epochs, *more: make_windows(23, epochs, batches, 1, *given, *more)
+    batches, data = Batches(8, 4, 1), (lengths, tokens)
+    make = lambda epochs, *more: make_windows(23, epochs, batches, 1, *data, *more)
     short, long = make(1.5), make(3, [1, 1.5])
     whole = make(1)
     assert (whole.num_updates, make(1.5, [1]).num_updates) == (3, 5)

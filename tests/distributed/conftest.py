@@ -17,7 +17,7 @@ def run_main(monkeypatch, call) -> Callable[..., tuple[int, str]]:
     """Runs a task in this process; returns (exit code, output)."""
 
     def run(*flags: str) -> tuple[int, str]:
-        done = call(lambda given: main.main(["main.py", *given]) or 0, *flags)
+        done = call(lambda arguments: main.main(["main.py", *arguments]) or 0, *flags)
         return done.returncode, done.output
 
     monkeypatch.setattr(os, "_exit", sys.exit)

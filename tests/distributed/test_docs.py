@@ -29,10 +29,10 @@ def test_table_has_every_flag_with_its_default():
         default = _FLAGS[name].default
         if default is not None:
             assert shown.strip("`") == str(default).lower(), name
-    own = launch_local.make_flags()
-    assert f"`--workers` ({own['workers'].default})" in _README
-    assert f"`--max_restarts` ({own['max_restarts'].default} in a row" in _README
-    assert own["evaluator"].default is False
+    flags = launch_local.make_flags()
+    assert f"`--workers` ({flags['workers'].default})" in _README
+    assert f"`--max_restarts` ({flags['max_restarts'].default} in a row" in _README
+    assert flags["evaluator"].default is False
 
 
 def test_table_has_every_file():

@@ -30,15 +30,15 @@ def test_flags_reach_the_tasks(launched):
     assert code == 0 and call.workers == 1 and not call.has_evaluator
     assert call.total_updates == 6 and call.watchdog_secs == 9
     assert str(call.output_dir) == "new"
-    given = {"--micro_batch_size=7", "--shuffle=False", "--verbosity=0"}
-    assert given <= set(call.command)
+    expected = {"--micro_batch_size=7", "--shuffle=False", "--verbosity=0"}
+    assert expected <= set(call.command)
     assert "workers" not in str(call.command)
     assert "effective_batch_size" not in str(call.command)
 
 
 def test_flags_of_the_launcher_itself(launched):
-    given = ("--workers=3", "--evaluator", "--max_restarts=0", "--ps=2")
-    _, (call,), _ = launched(*given)
+    flags = ("--workers=3", "--evaluator", "--max_restarts=0", "--ps=2")
+    _, (call,), _ = launched(*flags)
     assert (call.workers, call.has_evaluator, call.max_restarts) == (3, True, 0)
     assert call.servers == 2
 

@@ -151,5 +151,5 @@ def test_error_ends_a_task_at_once(tmp_path, run_main, monkeypatch, error, code,
         raise error
 
     monkeypatch.setattr(jobs, "execute", execute)
-    found, output = run_main(f"--output_dir={tmp_path / 'output'}")
-    assert found == code and output.splitlines()[-1].startswith(last)
+    status, output = run_main(f"--output_dir={tmp_path / 'output'}")
+    assert status == code and output.splitlines()[-1].startswith(last)

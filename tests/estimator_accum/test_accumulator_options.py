@@ -33,8 +33,8 @@ def test_float32_accumulators_keep_what_float16_ones_lose():
             x = v1.get_variable("x", initializer=tf.constant(0, tf.float16))
             options = {"accumulator_dtype": dtype}
             train_op = make_accumulating_train_op(x * slope, sgd(), 4, **options)
-            found = _variables()["x/accumulator"].dtype.base_dtype
-            assert found == (dtype or tf.float16)
+            sum_dtype = _variables()["x/accumulator"].dtype.base_dtype
+            assert sum_dtype == (dtype or tf.float16)
             return after_each(train_op, [{slope: n} for n in (2048, 1, 1, 2)], x)[-1]
 
     assert train(tf.float32) == -513
@@ -74,9 +74,9 @@ def test_losses_that_are_sums_add_up():
     train_op = make_accumulating_train_op(loss, sgd(0.05 / 6), 3, reduction="sum")
     parts = [part for batch in batches for part in split(batch, 3)]
     feeds = [dict(zip(model.feeds, part, strict=True)) for part in parts]
-    found = after_each(train_op, feeds, model.dense)[-1]
+    weights = after_each(train_op, feeds, model.dense)[-1]
     plain = train_plain(OPTIMIZERS["GradientDescent"], batches)  # on the mean loss
-    np.testing.assert_allclose(found, plain["dense"], rtol=1e-5)
+    np.testing.assert_allclose(weights, plain["dense"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_reductions_are_checked(options, message):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("given", ["nothing", "control dependency", "other ops"])
-def test_update_ops_run_once_every_micro_step_unless_others_are_chosen(steps, given):
+@pytest.mark.parametrize("choice", ["nothing", "control dependency", "other ops"])
+def test_update_ops_run_once_every_micro_step_unless_others_are_chosen(steps, choice):
     """Without the caller's control dependency, and not twice with it."""
     x = v1.get_variable("x", initializer=1.0)
     average = v1.get_variable("average", initializer=0.0, trainable=False)
     v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)
     wrapped = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
-    wrapped = wrapped if given == "control dependency" else []
-    options = {"update_ops": []} if given == "other ops" else {}
+    wrapped = wrapped if choice == "control dependency" else []
+    options = {"update_ops": []} if choice == "other ops" else {}
     with tf.control_dependencies(wrapped):
         train_op = make_accumulating_train_op(x * x, sgd(), steps, **options)
-    expected = [0] * 6 if given == "other ops" else [1, 2, 3, 4, 5, 6]
+    expected = [0] * 6 if choice == "other ops" else [1, 2, 3, 4, 5, 6]
     assert after_each(train_op, [{}] * 6, average) == expected
 
 

@@ -207,8 +207,8 @@ _STATE += ("touched",)
     [
         pytest.param("raise", marks=pytest.mark.core),
         *(
-            pytest.param(each, marks=pytest.mark.once)
-            for each in ("skip_micro_batch", "skip_window")
+            pytest.param(name, marks=pytest.mark.once)
+            for name in ("skip_micro_batch", "skip_window")
         ),
     ],
 )

@@ -112,12 +112,12 @@ def test_after_update_ops_run_once_an_update(on_nonfinite, use_resource, control
 
 def test_after_update_ops_that_exist_already_are_refused():
     with tf.Graph().as_default():
-        made = tf.no_op()
+        ops = tf.no_op()
         with pytest.raises(TypeError, match="`after_update_ops` must be a function"):
-            AccumulatingOptimizer(sgd(), K, after_update_ops=[made])
-    made = []
+            AccumulatingOptimizer(sgd(), K, after_update_ops=[ops])
+    ops = []
     with pytest.raises(ValueError, match="must make its operations when it is called"):
-        _train(lambda s: made.append(tf.identity(s)) or sgd(), after=lambda _: made[0])
+        _train(lambda s: ops.append(tf.identity(s)) or sgd(), after=lambda _: ops[0])
 
 
 class Adafactor(v1.train.GradientDescentOptimizer):
@@ -313,8 +313,8 @@ _WITH_CONTROL_FLOW += ("update_ops", "windows", "shown_in_branch", "shown_in_fun
 def test_what_reads_global_step_is_named_once(name, control_flow, caplog, fresh_graph):
     build, words = READERS[name]
     model = _Model()
-    made = build(model)
-    loss, *options = made if isinstance(made, tuple) else (made,)
+    result = build(model)
+    loss, *options = result if isinstance(result, tuple) else (result,)
     options = {"gradient_accumulation_steps": K, **(options[0] if options else {})}
     make_accumulating_train_op(loss, sgd(), **options)
     ours = [m for m in caplog.messages if "global_step" in m]
@@ -423,7 +423,7 @@ def test_a_loss_for_each_example_is_shown_the_way():
         train_op = AccumulatingOptimizer(Private(0.1), 2).minimize(loss)
         values = after_each(train_op, [{fed: BATCHES[0]}] * 2, w)
     x, start = BATCHES[0], np.array([1.0, -2.0])
-    each = 2 * (x @ start - 1)[:, None] * x
-    each /= np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1.0)
+    rows = 2 * (x @ start - 1)[:, None] * x
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
     np.testing.assert_allclose(values[0], start, rtol=1e-5)
-    np.testing.assert_allclose(values[1], start - 0.1 * np.mean(each, 0), rtol=1e-5)
+    np.testing.assert_allclose(values[1], start - 0.1 * np.mean(rows, 0), rtol=1e-5)

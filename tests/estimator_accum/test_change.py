@@ -457,8 +457,8 @@ def test_operations_that_a_change_waits_for_run_with_every_micro_step(fresh_grap
     with tf.control_dependencies([v1.assign_add(counter, 1)]):
         g = tf.clip_by_value(g, -2.0, 2.0)
     train_op = optimizer.apply_gradients([(g, v)])
-    found = after_each(train_op, [{gradient: 5.0}] * 4, [counter, variable])
-    assert found == [[1, 0.0], [2, -2.0], [3, -2.0], [4, -4.0]]
+    values = after_each(train_op, [{gradient: 5.0}] * 4, [counter, variable])
+    assert values == [[1, 0.0], [2, -2.0], [3, -2.0], [4, -4.0]]
 
 
 def test_sums_and_constant_multiples_are_accumulated_as_they_are(fresh_graph):
@@ -505,11 +505,11 @@ def test_what_tf_gradients_adds_up_is_its_own(ids_dtype, control_flow, fresh_gra
 
 def _by_change(change, wrap=None):
     def make_train_op(loss):
-        made = OPTIMIZERS["Momentum"](tf.constant(0.1), None)
-        made = wrap(made) if wrap else made
+        optimizer = OPTIMIZERS["Momentum"](tf.constant(0.1), None)
+        optimizer = wrap(optimizer) if wrap else optimizer
         clock = v1.train.get_or_create_global_step()
-        pairs = change(made.compute_gradients(loss), clock)
-        return made.apply_gradients(pairs, clock)
+        pairs = change(optimizer.compute_gradients(loss), clock)
+        return optimizer.apply_gradients(pairs, clock)
 
     return make_train_op
 
@@ -809,8 +809,8 @@ def test_a_variable_that_updates_write_may_change_gradients(name, fresh_graph):
         options[name] = lambda: [threshold.halve()]
     threshold = _Threshold(options)
     feeds = [{threshold.fed: value} for value in (8.0, 10.0)] * 2
-    found = after_each(build(threshold), feeds, threshold.variable)
-    assert found[1::2] == expected
+    values = after_each(build(threshold), feeds, threshold.variable)
+    assert values[1::2] == expected
 
 
 def test_a_reference_variable_that_a_change_writes_is_refused(fresh_graph):

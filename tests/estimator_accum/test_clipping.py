@@ -49,8 +49,8 @@ def test_clipping_is_tensorflows_own_to_the_bit(size, steps):
     mean = [np.float32([0.3, -0.7]) * np.float32(size), np.float32(1.1 * size)]
     clipped, _ = tf.clip_by_global_norm([tf.constant(value) for value in mean], 1.5)
     feeds = [dict(zip(fed, mean, strict=True))] * steps
-    found = after_each(train_op, feeds, [*variables, *clipped])[-1]
-    for ours, theirs in zip(found[:2], found[2:], strict=True):
+    values = after_each(train_op, feeds, [*variables, *clipped])[-1]
+    for ours, theirs in zip(values[:2], values[2:], strict=True):
         np.testing.assert_array_equal(ours, -theirs)
 
 

@@ -86,10 +86,10 @@ def test_updates_equal_the_numpy_oracle(name, settings):
     # TensorFlow keeps Adam's beta powers in float32.
     rtol = 1e-7 if name == "Adam" else 1e-12
     expected = np.zeros(5)
-    for window, found in zip(gradients, ours, strict=True):
+    for window, values in zip(gradients, ours, strict=True):
         clipped, _ = numpy_reference.clip_by_global_norm([window.mean(0)], 0.75)
         expected = oracle.step(expected, clipped[0])
-        np.testing.assert_allclose(found, expected, rtol=rtol)
+        np.testing.assert_allclose(values, expected, rtol=rtol)
 
 
 def test_unequal_weights_give_the_weighted_mean_where_the_mean_of_means_does_not():

@@ -23,23 +23,23 @@ _VERSION = tf.__version__.rpartition(".")[0]
 @pytest.fixture(scope="module")
 def recorded(request):
     """Digests by configuration, of this TensorFlow; those noted are kept if asked."""
-    known = json.loads(_FILE.read_text())
+    digests = json.loads(_FILE.read_text())
     if request.config.getoption("record_graphs"):
-        known[_VERSION] = noted = {}
+        digests[_VERSION] = noted = {}
         yield noted
-        _FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    elif _VERSION in known:
-        yield known[_VERSION]
+        _FILE.write_text(json.dumps(digests, indent=1, sort_keys=True) + "\n")
+    elif _VERSION in digests:
+        yield digests[_VERSION]
     else:
         pytest.skip(f"no graphs of TensorFlow {_VERSION} are recorded in {_FILE.name}")
 
 
 @pytest.mark.parametrize("name", golden_graphs.CONFIGURATIONS)
 def test_a_graph_is_the_recorded_one(name, recorded, request):
-    found = golden_graphs.digest(golden_graphs.CONFIGURATIONS[name])
+    digest = golden_graphs.digest(golden_graphs.CONFIGURATIONS[name])
     if request.config.getoption("record_graphs"):
-        recorded[name] = found
-    assert recorded.get(name) == found
+        recorded[name] = digest
+    assert recorded.get(name) == digest
 
 
 @pytest.mark.parametrize("interface", interfaces.ALL)
@@ -50,6 +50,6 @@ def test_weights_of_exact_numbers_are_the_written_ones(interface):
         optimizer = v1.train.MomentumOptimizer(0.5, 0.5)
         train_op = interface(loss, optimizer, 4)
         feeds = [{gradient: [i % 4, 3 - i]} for i in range(12)]
-        found = interfaces.after_each(train_op, feeds, variable)
+        values = interfaces.after_each(train_op, feeds, variable)
     expected = [[1.0, -2.0]] * 3 + [[0.25, -2.75]] * 4 + [[-0.875, -1.875]] * 4
-    np.testing.assert_array_equal(found, [*expected, [-2.1875, 1.8125]])
+    np.testing.assert_array_equal(values, [*expected, [-2.1875, 1.8125]])

@@ -39,7 +39,7 @@ def test_values_come_from_outside_of_branches_and_not_by_control():
             outer = tf.cond(
                 a > 0, lambda: tf.cond(a > 1, lambda: b + 1, lambda: b), lambda: a
             )
-            found = {op.name for op in data_ancestors([tf.identity(outer).op])}
+            ancestors = {op.name for op in data_ancestors([tf.identity(outer).op])}
         names = []
 
         def branch():
@@ -48,7 +48,7 @@ def test_values_come_from_outside_of_branches_and_not_by_control():
             return inner
 
         tf.cond(a > 0, branch, lambda: a)
-    assert {"a", "b"} <= found and "c" not in found
+    assert {"a", "b"} <= ancestors and "c" not in ancestors
     assert "b" in names and "a" not in names
 
 
@@ -64,8 +64,8 @@ def _graph(build, predicate):
 
 def _eager(build, predicate, wrap=lambda function: function):
     counts = [tf.Variable(0.0) for _ in "ab"]
-    found = wrap(lambda fed: build(fed, counts))(tf.constant(predicate))
-    return found.numpy(), [count.numpy() for count in counts]
+    result = wrap(lambda fed: build(fed, counts))(tf.constant(predicate))
+    return result.numpy(), [count.numpy() for count in counts]
 
 
 def _function(build, predicate):
@@ -208,11 +208,11 @@ def test_functions_are_read_once_for_all_their_variables(monkeypatch):
         results = tf.function(lambda: [state.assign_add(1.0) for state in states])()
         tf.identity(results[0])  # runs with it
         (call,) = (op for op in graph.get_operations() if op.type.endswith("edCall"))
-        found = writers.MicroStepWriters(graph, [results[0]])
+        lookup = writers.MicroStepWriters(graph, [results[0]])
         (function,) = (libraries[0][name] for name in functions.functions_of(call))
         reads = [read for node in function.node_def for read in node.input]
         assert len(names) == len(reads) + len(function.ret)
         for state in states:
-            assert found.all_of([state.handle.op]) == [call]
-            assert found.deciding(state.handle.op, call) is not None
+            assert lookup.all_of([state.handle.op]) == [call]
+            assert lookup.deciding(state.handle.op, call) is not None
     assert len(libraries) == 2

@@ -249,7 +249,7 @@ def change_non_slots():
     optimizer = v1.train.AdamOptimizer(0.1)
     internals.create_slots(optimizer, [v1.get_variable("v", [])])
     dicts = []
-    internals.change_non_slots(optimizer, lambda own: dicts.append(own) or own)
+    internals.change_non_slots(optimizer, lambda slots: dicts.append(slots) or slots)
     return {name for name, _ in dicts[0]} == {"beta1_power", "beta2_power"}
 
 
@@ -317,7 +317,7 @@ def key_of():
     with (strategy := _mirrored()).scope():
         variable = tf.Variable(1.0)
     local = strategy.experimental_local_results(variable)
-    keys = {internals.key_of(each) for each in (variable, *local)}
+    keys = {internals.key_of(copy) for copy in (variable, *local)}
     return len(local) == 2 and len(keys) == 1
 
 
@@ -356,8 +356,8 @@ def replace_function():
     place = internals.replace_function, "own"
     internals.replace_function.own = lambda: 1
     try:
-        own = internals.replace_function(place, lambda own: lambda: own() + 1)
-        return (own(), internals.replace_function.own()) == (1, 2)
+        plain = internals.replace_function(place, lambda plain: lambda: plain() + 1)
+        return (plain(), internals.replace_function.own()) == (1, 2)
     finally:
         del internals.replace_function.own
 
@@ -432,8 +432,8 @@ def _with_own_gradient() -> tuple[tf.Operation, list[tf.Operation]]:
     tf.gradients(layer(x), x)
     operations = v1.get_default_graph().get_operations()
     attribute = internals.OWN_GRADIENT
-    (own,) = [each for each in operations if attribute in each.node_def.attr]
-    return own, operations
+    (custom,) = [op for op in operations if attribute in op.node_def.attr]
+    return custom, operations
 
 
 @_finds
@@ -443,9 +443,9 @@ def OWN_GRADIENT():
 
 @_finds
 def gradient_scope_of():
-    own, operations = _with_own_gradient()
-    scope = internals.gradient_scope_of(own)
-    return any(scope in f"/{each.name}" for each in operations)
+    custom, operations = _with_own_gradient()
+    scope = internals.gradient_scope_of(custom)
+    return any(scope in f"/{op.name}" for op in operations)
 
 
 @_finds
@@ -474,5 +474,5 @@ def has_failed():
     failing, other = tf.debugging.Assert(False, ["no"]), tf.no_op()
     with v1.Session() as session, pytest.raises(tf.errors.InvalidArgumentError) as e:
         session.run(failing)
-    found = [internals.has_failed(each, e.value) for each in (failing, other)]
-    return found == [True, False]
+    flags = [internals.has_failed(op, e.value) for op in (failing, other)]
+    return flags == [True, False]

@@ -41,8 +41,8 @@ class _Run:
 
     def state(self):
         names = ("global_step", "update_step", "accumulation/micro_steps")
-        found = {v.op.name: v for v in v1.global_variables()}
-        return [int(self.session.run(found[n])) for n in names if n in found]
+        variables = {v.op.name: v for v in v1.global_variables()}
+        return [int(self.session.run(variables[n])) for n in names if n in variables]
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
@@ -299,5 +299,5 @@ def test_a_mean_over_nothing_adds_nothing(policy, place):
     masks = [[1, 1, 0], [1, 0, 0], [0, 0, 1]]
     masks.insert(place, [0, 0, 0])
     fetches = [x, table, get_or_create_update_step()]
-    values = after_each(train_op, [{mask: each} for each in masks * 2], fetches)[-1]
+    values = after_each(train_op, [{mask: fed} for fed in masks * 2], fetches)[-1]
     assert values[0] == -5.0 and values[1].tolist() == [0.0, -5.0] and values[2] == 2

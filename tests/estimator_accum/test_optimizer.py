@@ -80,8 +80,8 @@ def test_without_a_loss_there_is_none_to_report():
         fetches = [train_op, window.loss, window.mean_loss, window.weight]
         with start_session() as session:
             session.run(train_op)
-            found = session.run(fetches)[1:]
-    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0])
+            values = session.run(fetches)[1:]
+    np.testing.assert_array_equal(values, [np.nan, np.nan, 2.0])
 
 
 def test_a_weight_may_be_a_callable():
@@ -212,12 +212,12 @@ def test_canned_estimators_take_it_and_train_as_on_the_big_batch(
     monkeypatch.setitem(globals(), "_IS_PLAIN", [True])
     plain = make(lambda optimizer: optimizer, theirs, str(tmp_path / "plain"))
     plain.train(_input_fn(BATCH))
-    found, expected = variables_of(ours), variables_of(plain)
+    values, expected = variables_of(ours), variables_of(plain)
     del expected["global_step"]
     theirs = ("accumul", "global_step", "update_step")
-    names = {name for name in found if not any(part in name for part in theirs)}
+    names = {name for name in values if not any(part in name for part in theirs)}
     assert names == expected.keys()
-    assert relative_difference(found, expected, expected) < 1e-5
+    assert relative_difference(values, expected, expected) < 1e-5
     assert ours.get_variable_value("update_step") == UPDATES
     assert ours.get_variable_value("global_step") == UPDATES * K
 

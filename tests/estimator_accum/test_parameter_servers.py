@@ -209,7 +209,7 @@ def test_a_chief_with_servers_trains_whole_batches_as_one_process_does(
         estimator = _estimator(tmp_path / name, monkeypatch, config, interface)
         estimator.train(_input_fn(0), max_steps=3)
         values.append(_values(tmp_path / name))
-    servers, alone = ({n: v.tobytes() for n, v in each.items()} for each in values)
+    servers, alone = ({n: v.tobytes() for n, v in run.items()} for run in values)
     assert servers == alone
 
 
@@ -229,7 +229,7 @@ def test_every_micro_step_is_in_an_update_or_in_an_open_window(
         for run in runs:
             run.result()
     held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", caplog.text)))
-    own = re.findall(r"trained (\d+) updates of this worker", caplog.text)
+    counts = re.findall(r"trained (\d+) updates of this worker", caplog.text)
     with tf.Graph().as_default(), v1.Session(tasks["chief 0"][0].target) as session:
         with tf.device("/job:ps/task:0"):
             counters = [
@@ -240,7 +240,7 @@ def test_every_micro_step_is_in_an_update_or_in_an_open_window(
             tf.raw_ops.ReadVariableOp(resource=c, dtype=tf.int64) for c in counters
         ]
         global_step, update_step = session.run(reads)
-    assert len(own) == 2 and sum(map(int, own)) == update_step
+    assert len(counts) == 2 and sum(map(int, counts)) == update_step
     assert global_step == update_step * _STEPS + held >= 400
 
 
@@ -285,8 +285,8 @@ def test_a_cluster_loses_the_window_of_a_killed_worker_alone(tmp_path, monkeypat
     output = "".join(task.output for task in tasks)
     global_step, update_step = _counters(servers[0].target)
     steps, lost = parameter_server_task.STEPS, parameter_server_task.DEATH
-    own = re.findall(r"trained (\d+) updates? of this worker", output)
-    assert len(own) == 3 and sum(map(int, own)) + lost // steps == update_step
+    counts = re.findall(r"trained (\d+) updates? of this worker", output)
+    assert len(counts) == 3 and sum(map(int, counts)) + lost // steps == update_step
     held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", output)))
     assert global_step == update_step * steps + held + lost % steps
     assert list(tmp_path.glob("model/export/final/*/saved_model.pb"))
@@ -474,8 +474,8 @@ def test_rows_of_a_window_are_those_of_a_table(tasks):
                 return session.run(table)
 
     setter = v1.train.replica_device_setter(ps_tasks=2, worker_device=_WORKER)
-    own = train(tasks["worker 0"][0].target, setter)
-    np.testing.assert_array_equal(own, train("", None))
+    weights = train(tasks["worker 0"][0].target, setter)
+    np.testing.assert_array_equal(weights, train("", None))
 
 
 @pytest.mark.parametrize(
@@ -515,8 +515,8 @@ def test_slots_and_sums_of_a_whole_batch_are_on_the_worker(interface):
         wrapped(features, tf.ones([4, 1]), "train", params=params)
         shared = {v.op.name for v in v1.global_variables()}
         handles = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
-        own = {op.device for op in handles if op.name not in shared}
-        assert {tf.DeviceSpec.from_string(device).job for device in own} == {"worker"}
+        names = {op.device for op in handles if op.name not in shared}
+        assert {tf.DeviceSpec.from_string(name).job for name in names} == {"worker"}
         assert {v.device.rpartition("/")[0] for v in v1.global_variables()} == {
             "/job:ps"
         }

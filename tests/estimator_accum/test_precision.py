@@ -137,5 +137,5 @@ def test_convolutions_in_bfloat16_run_in_a_session_of_a_cluster():
         )
         with v1.Session(server.target, config=config) as session:
             feed = {images: np.ones([2, 8, 8, 4]), kernel: np.ones([3, 3, 4, 8])}
-            found = session.run(tf.reduce_max(hidden), feed)
-    assert found == 1 + 3 * 3 * 4
+            highest = session.run(tf.reduce_max(hidden), feed)
+    assert highest == 1 + 3 * 3 * 4

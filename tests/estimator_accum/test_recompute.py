@@ -226,9 +226,9 @@ def test_a_gradient_of_rows_stays_one_of_rows():
         (gradient,) = tf.gradients(rows, table)
         assert isinstance(gradient, tf.IndexedSlices)
         with start_session() as session:
-            value, found = session.run([table, gradient])
-        np.testing.assert_array_equal(found.indices, [3, 3, 0])
-        np.testing.assert_allclose(found.values, 2 * value[[3, 3, 0]])
+            value, slices = session.run([table, gradient])
+        np.testing.assert_array_equal(slices.indices, [3, 3, 0])
+        np.testing.assert_allclose(slices.values, 2 * value[[3, 3, 0]])
 
 
 def test_a_result_that_is_not_used_has_no_gradient():
@@ -284,8 +284,8 @@ def test_a_second_derivative_needs_a_layer_that_always_is_recomputed():
         return tf.gradients(slope, x)[0]
 
     with tf.Graph().as_default(), v1.Session() as session:
-        found = session.run(slope_of_slope(recompute))
-        np.testing.assert_allclose(found, [-np.sin(0.5)], rtol=1e-6)
+        values = session.run(slope_of_slope(recompute))
+        np.testing.assert_allclose(values, [-np.sin(0.5)], rtol=1e-6)
         with pytest.raises(ValueError, match="second derivative, .* always=True"):
             slope_of_slope(_always)
 
@@ -366,8 +366,8 @@ def test_a_mask_of_any_shape_is_the_same_in_the_second_pass(shape):
     with tf.Graph().as_default(), v1.Session() as session:
         x = tf.ones(shape)
         y = recompute(lambda x: tf.nn.dropout(x, 0.5, seed=3))(x)
-        found, slope = session.run([y, tf.gradients(y, x)[0]])
-    np.testing.assert_array_equal(found, slope)
+        outputs, slope = session.run([y, tf.gradients(y, x)[0]])
+    np.testing.assert_array_equal(outputs, slope)
 
 
 def test_a_second_pass_through_the_forward_pass_is_not_run_early():

@@ -62,11 +62,11 @@ def test_replicas_have_seeds_of_their_own():
             )
             seeds = strategy.experimental_local_results(seeds)
         with start_session(TWO_CPUS) as session:
-            found = []
+            pairs = []
             for _ in range(3):
-                found += map(tuple, session.run(seeds))
+                pairs += map(tuple, session.run(seeds))
                 session.run(step.assign_add(1))
-    assert len(set(found)) == 6
+    assert len(set(pairs)) == 6
 
 
 def test_a_graph_without_a_global_step_is_refused():

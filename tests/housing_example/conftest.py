@@ -42,9 +42,9 @@ def run_main(monkeypatch, capsys, call) -> Callable[..., running.Done]:
     """Runs the program in this process with flags (name -> value; None: left out)."""
 
     def run(flags: dict, *more: str) -> running.Done:
-        given = [f"--{k}={v}" for k, v in flags.items() if v is not None]
+        argv = [f"--{k}={v}" for k, v in flags.items() if v is not None]
         capsys.readouterr()  # of programs that the test started
-        return call(lambda given: main.main(["main.py", *given]) or 0, *given, *more)
+        return call(lambda argv: main.main(["main.py", *argv]) or 0, *argv, *more)
 
     monkeypatch.setattr(os, "_exit", sys.exit)
     return run
@@ -65,10 +65,10 @@ def limited_memory() -> Callable[[int], contextlib.AbstractContextManager]:
             return np.float32(0)
 
         def limited(*args):
-            found = prices(*args)
-            zero = tf.numpy_function(check, [tf.shape(found)[0]], tf.float32)
+            predicted = prices(*args)
+            zero = tf.numpy_function(check, [tf.shape(predicted)[0]], tf.float32)
             zero.set_shape([])
-            return per_example(found + zero)
+            return per_example(predicted + zero)
 
         return mock.patch.object(model_fn, "_prices", limited)
 

@@ -182,8 +182,8 @@ def test_training_goes_on_at_the_right_example(csv):
 def test_workers_that_take_turns_read_every_second_update(csv):
     whole = _prices(csv, 20, 3).reshape([4, 15])
     for first in range(2):
-        own = _prices(csv, 10, 3, steps=5, first_update=first, stride=2)
-        np.testing.assert_array_equal(own, whole[first::2].ravel())
+        share = _prices(csv, 10, 3, steps=5, first_update=first, stride=2)
+        np.testing.assert_array_equal(share, whole[first::2].ravel())
 
 
 def test_replicas_share_each_update_and_leave_nothing_out(csv):

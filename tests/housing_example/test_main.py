@@ -105,8 +105,8 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     at_once = "12 examples x 1 micro-step x 1 replica; 6 micro-steps"
     assert said == [
         line
-        for each in (sizes, at_once)
-        for line in (f"effective batch 12 = {each} = 6 updates", "building the graph")
+        for text in (sizes, at_once)
+        for line in (f"effective batch 12 = {text} = 6 updates", "building the graph")
     ]
     folder = flags["output_dir"]
     lines = output.stdout.splitlines()

@@ -104,8 +104,8 @@ def test_layers_have_16_8_and_4_units_and_accumulators_only_in_training(
             fetches = {"prices": spec.predictions["predictions"]}
             if mode == "eval":
                 fetches["loss"] = spec.loss
-            found = session.run(fetches)
-    assert found["prices"].shape == (20, 1)
+            values = session.run(fetches)
+    assert values["prices"].shape == (20, 1)
     kernels = [f"hidden_{number}/kernel" for number in range(3)]
     assert {*kernels, "price/kernel", "price/bias"} <= set(names)
     assert shapes == [[14, 16], [16], [16, 8], [8], [8, 4], [4], [4, 1], [1]]
@@ -113,5 +113,5 @@ def test_layers_have_16_8_and_4_units_and_accumulators_only_in_training(
     assert len(accumulators) == (8 if mode == "train" else 0)
     assert ("update_step" in names) == (mode == "train")
     if mode == "eval":  # the mean, not the sum
-        error = found["prices"][:, 0] - table[TARGET]
-        assert found["loss"] == pytest.approx(np.mean(error**2), rel=1e-5)
+        error = values["prices"][:, 0] - table[TARGET]
+        assert values["loss"] == pytest.approx(np.mean(error**2), rel=1e-5)

@@ -54,8 +54,8 @@ def two_devices(csv, tmp_path_factory) -> pathlib.Path:
     """Output folder of a run on two devices of a process, compared with one device."""
     folder = tmp_path_factory.mktemp("two_devices") / "output"
     flags = {"train_csv": csv, "output_dir": folder, "strategy": "mirrored"} | _FLAGS
-    given = (f"--{name}={value}" for name, value in flags.items())
-    command = (_PROGRAM, "--cpus=2", "--dies_after=0", *given, "--micro_batch_size=4")
+    words = (f"--{name}={value}" for name, value in flags.items())
+    command = (_PROGRAM, "--cpus=2", "--dies_after=0", *words, "--micro_batch_size=4")
     done = running.run(*command, PYTHONPATH=str(running.ROOT))
     assert done.returncode == 0
     assert "13 = at most 4 examples x 2 micro-steps x 2 replicas" in done.output
@@ -124,8 +124,8 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
         def stop(self):
             calls.append("stop")
 
-    def make_strategy(*given):
-        assert given == ("multi_worker", cluster)
+    def make_strategy(*values):
+        assert values == ("multi_worker", cluster)
         enter(cluster)
         return tf.distribute.OneDeviceStrategy("CPU:0")
 
@@ -199,5 +199,5 @@ def test_a_cluster_of_one_task_trains_alone(csv, tmp_path, run_main, monkeypatch
     assert not (flags["output_dir"] / "with_accumulation").exists()
     for name in ("test", "train"):
         used = pd.read_csv(flags["output_dir"] / f"{name}.csv")
-        given = pd.read_csv(flags[f"{name}_csv"])
-        pd.testing.assert_frame_equal(used, given, check_dtype=False)
+        table = pd.read_csv(flags[f"{name}_csv"])
+        pd.testing.assert_frame_equal(used, table, check_dtype=False)

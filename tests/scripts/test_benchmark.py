@@ -99,8 +99,8 @@ def test_the_spot_check_is_compared_with_none_and_one_micro_batch_with_none(
 
     monkeypatch.setattr(parts, "_facts_of", facts_of)
     flags = benchmark._parser().parse_args(["--starts=1"])
-    found = [row for rows in parts.spot_check("tiny", flags) for row in rows]
-    assert [(row.way, row.value) for row in found[:6]] == [
+    table = [row for rows in parts.spot_check("tiny", flags) for row in rows]
+    assert [(row.way, row.value) for row in table[:6]] == [
         ("no spot check", 6.0),
         ("spot check", 9.0),
         ("plain Estimator", 4.0),
@@ -108,7 +108,7 @@ def test_the_spot_check_is_compared_with_none_and_one_micro_batch_with_none(
         ("no spot check", 100),
         ("spot check", 100),
     ]
-    assert [row.ratio for row in found[1::2]] == [1.5, 1.25, 1.0] * 2
+    assert [row.ratio for row in table[1::2]] == [1.5, 1.25, 1.0] * 2
 
 
 _WAYS = {

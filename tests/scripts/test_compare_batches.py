@@ -40,8 +40,8 @@ def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
         code = compare_batches.main(flags)
         stdout = capsys.readouterr().out
         assert ("3 x 2 --pad_to_max_length\n" in stdout) == (against == "padded")
-        found = re.search(r"largest relative weight difference: (\S+)\n", stdout)
-        assert 0 < float(found[1]) < 1e-5
+        match = re.search(r"largest relative weight difference: (\S+)\n", stdout)
+        assert 0 < float(match[1]) < 1e-5
         verdict = "above" if code else "within"
         assert stdout.endswith(f"\n{verdict} --tolerance={float(tolerance):g}\n")
         return code

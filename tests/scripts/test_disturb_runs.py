@@ -34,7 +34,7 @@ def test_a_disturbed_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypa
     (disturbed / "litter").touch()
     shutil.rmtree(disturbed / "without_accumulation")
     shutil.copytree(quiet / "with_accumulation", disturbed / "without_accumulation")
-    found = "\n".join(disturb_runs._differences(quiet, disturbed))
-    assert f"{disturbed} holds ['litter']" in found
-    assert f"{metrics} is not" in found
-    assert "kernel in" in found
+    text = "\n".join(disturb_runs._differences(quiet, disturbed))
+    assert f"{disturbed} holds ['litter']" in text
+    assert f"{metrics} is not" in text
+    assert "kernel in" in text

@@ -54,8 +54,8 @@ def run(tmp_path):
             path.write_text(text)
             path.chmod(0o755)
         log.write_text("")
-        given = f"PATH='{tools}' HOME='{tmp_path}' log='{log}'"
-        command = ["env", "-i", "sh", "-c", f"export {given}; {line}"]
+        variables = f"PATH='{tools}' HOME='{tmp_path}' log='{log}'"
+        command = ["env", "-i", "sh", "-c", f"export {variables}; {line}"]
         options = {"cwd": clone, "capture_output": True, "text": True}
         done = subprocess.run(command, check=False, **options)
         assert done.returncode != 2 or done.stderr.count("\n") == 1, done.stderr
@@ -127,8 +127,8 @@ def test_ci_runs_all_though_one_fails_and_passes_its_code_through(run):
     assert code == 3
     assert said == "failed on Python 3.11 3.12 3.11 with TensorFlow 2.12"
     tests = [line for line in log.splitlines() if line.startswith("pytest")]
-    made = sorted(line for line in log.splitlines() if line not in tests)
-    assert made == ["pip 3.11"] * 2 + ["pip 3.12"] + ["venv 3.11"] * 2 + ["venv 3.12"]
+    calls = sorted(line for line in log.splitlines() if line not in tests)
+    assert calls == ["pip 3.11"] * 2 + ["pip 3.12"] + ["venv 3.11"] * 2 + ["venv 3.12"]
     (older,) = (line for line in tests if line.endswith("unedited/test_intercept.py"))
     first, second = (line for line in tests if line != older)
     assert re.fullmatch("pytest 3.11 .*=10 -k window", first)

@@ -22,8 +22,8 @@ def test_the_table_has_every_optimizer_of_v1_train():
         step = v1.train.get_or_create_global_step()
         rate = tf.constant(0.1)
         makers = optimizer_table.V1_OPTIMIZERS.values()
-        made = {type(make(rate, step)) for make in makers}
-    assert made >= public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
+        kinds = {type(make(rate, step)) for make in makers}
+    assert kinds >= public - {v1.train.Optimizer, v1.train.SyncReplicasOptimizer}
 
 
 @pytest.mark.parametrize("factor, code", [(1, 0), (2, 1)])

@@ -23,8 +23,8 @@ def _weights(shift=0.0, steps=20):
     ("left_out", "expected"), [({}, 0.5), ({"w$": slice(1, 2)}, 0), ({"v": [1]}, 0.5)]
 )
 def test_difference_is_relative_to_the_largest_element(left_out, expected):
-    found = public_scripts.largest_difference(_weights(2.0), _weights(), left_out)
-    assert found == expected
+    difference = public_scripts.largest_difference(_weights(2.0), _weights(), left_out)
+    assert difference == expected
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,8 @@ def test_variables_that_are_excluded_from_weight_decay_do_not_decay(kind):
 )
 def test_the_variable_after_each_micro_step(kind, steps, options, gradients, values):
     optimizer = accumulate(kind.optimizer("SGD", 1.0), steps, **options)
-    found = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
-    assert found == values
+    states = apply_each(optimizer, tf.Variable(0.0), gradients, in_graph=True)
+    assert states == values
     assert int(optimizer.iterations.numpy()) == len(set(values) - {0})
 
 

@@ -77,7 +77,7 @@ def test_a_mean_over_nothing_adds_nothing(kind, policy):
     """Its weight is 0 and its mean 0 / 0, as when all tokens are masked."""
     weight = tf.Variable(1.0, trainable=False)
     model = _model(kind, on_nonfinite=policy, weight=weight.read_value)
-    for each, x in ((1.0, 2.0), (0.0, np.nan), (0.0, np.nan), (3.0, 4.0)):
-        weight.assign(each)
+    for number, x in ((1.0, 2.0), (0.0, np.nan), (0.0, np.nan), (3.0, 4.0)):
+        weight.assign(number)
         _train(model, (x, 0.0))
     assert model.get_weights()[0][0, 0] == -6.0

@@ -101,8 +101,8 @@ def _check_that_training_resumes(kind, optimizer, path, **options):
     model.save(path)
     loaded = kind.keras.models.load_model(path, **options)
     loaded.run_eagerly = True
-    for each in (model, loaded):
-        each.fit(x[12:], y[12:], batch_size=4, shuffle=False, verbose=0)
+    for network in (model, loaded):
+        network.fit(x[12:], y[12:], batch_size=4, shuffle=False, verbose=0)
     for expected, got in zip(_state(model), _state(loaded), strict=True):
         np.testing.assert_array_equal(got, expected)
     return loaded.optimizer
@@ -145,7 +145,7 @@ def _own_objects(kind) -> dict:
     def half():
         return tf.constant(0.5)
 
-    return {each.__name__: each for each in (Adam, Decay, two, half)}
+    return {member.__name__: member for member in (Adam, Decay, two, half)}
 
 
 @pytest.mark.parametrize("is_registered", [True, False])
@@ -154,15 +154,15 @@ def test_own_classes_and_functions_are_found(kind, file, is_registered, tmp_path
     reason = _why_the_plain_optimizer_does_not_resume(kind, "Adam", file)
     if reason:
         pytest.skip(reason)
-    own = _own_objects(kind)
-    options = {} if is_registered else {"custom_objects": own}
+    objects = _own_objects(kind)
+    options = {} if is_registered else {"custom_objects": objects}
     if is_registered:
         register = kind.keras.saving.register_keras_serializable("_".join(kind.name))
-        own = {name: register(each) for name, each in own.items()}
-    sgd = own["Adam"](own["Decay"](0.05, 1, 0.5), momentum=0.9)
-    optimizer = accumulate(sgd, own["two"], weight=own["half"])
+        objects = {name: register(member) for name, member in objects.items()}
+    sgd = objects["Adam"](objects["Decay"](0.05, 1, 0.5), momentum=0.9)
+    optimizer = accumulate(sgd, objects["two"], weight=objects["half"])
     again = _check_that_training_resumes(kind, optimizer, tmp_path / file, **options)
-    assert type(again.inner_optimizer) is own["Adam"]
+    assert type(again.inner_optimizer) is objects["Adam"]
     # Keras 2 looks for a function's name in all packages.
     assert again.gradient_accumulation_steps.__name__ == "two"
     assert again.weight.__name__ == "half"

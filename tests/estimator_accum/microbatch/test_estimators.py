@@ -84,10 +84,10 @@ def test_max_steps_ends_training_between_two_batches(tmp_path):
 def test_evaluation_and_prediction_are_the_model_fns_own(tmp_path):
     model_fn = make_model_fn(by_train_op("sgd"))
     estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4), str(tmp_path))
-    own = tf.estimator.Estimator(model_fn, str(tmp_path))
+    plain = tf.estimator.Estimator(model_fn, str(tmp_path))
     estimator.train(INPUT)
     evaluated = estimator.evaluate(INPUT)
-    assert evaluated == own.evaluate(INPUT)
+    assert evaluated == plain.evaluate(INPUT)
     assert len(list(estimator.predict(INPUT))) == 5 * 16 + 7
 
 

@@ -41,11 +41,11 @@ def _counter(name):
 def _metrics(labels, predicted):
     is_high, is_found = labels[:, 0] > 0, predicted[:, 0] > 0
     chance = tf.sigmoid(predicted[:, 0])
-    own = _counter("own")
+    counter = _counter("own")
     keras_mean, keras_auc = tf.keras.metrics.Mean(), tf.keras.metrics.AUC()
     keras_mean.update_state(predicted)
     keras_auc.update_state(is_high, chance)
-    found = tf.math.count_nonzero(is_found)
+    hits = tf.math.count_nonzero(is_found)
     return {
         "accuracy": v1.metrics.accuracy(is_high, is_found),
         "auc": v1.metrics.auc(is_high, chance),
@@ -53,7 +53,7 @@ def _metrics(labels, predicted):
         "mean": v1.metrics.mean(predicted),
         "keras_mean": keras_mean,
         "keras_auc": keras_auc,
-        "own": (own.read_value(), v1.assign_add(own, found)),
+        "own": (counter.read_value(), v1.assign_add(counter, hits)),
     }
 
 
@@ -232,24 +232,24 @@ def test_updates_that_do_not_need_the_batch_run_once_a_batch(tmp_path):
     def metrics(labels, predicted):
         batches, micro_batches = _counter("batches"), _counter("micro_batches")
         with tf.control_dependencies([predicted]):
-            each = v1.assign_add(micro_batches, 1)
+            count = v1.assign_add(micro_batches, 1)
         once = v1.assign_add(batches, 1)
-        both = batches.read_value(), tf.group(tf.group(once), each)
+        both = batches.read_value(), tf.group(tf.group(once), count)
         return {"batches": both, "micro": (micro_batches.read_value(), tf.no_op())}
 
-    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, begun_with=4)
-    assert (found["batches"], found["micro"]) == (6, 24)
+    results = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, begun_with=4)
+    assert (results["batches"], results["micro"]) == (6, 24)
 
 
 def test_a_number_of_the_micro_batch_counts_once_a_micro_batch(tmp_path):
     def metrics(labels, predicted):
         return {"highest": v1.metrics.mean(tf.reduce_max(labels))}
 
-    found = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, begun_with=4)
+    results = _evaluate_auto(_model_fn(metrics=metrics), tmp_path, begun_with=4)
     _, labels = make_data(5 * 16 + 7)
     parts = [*np.split(labels[:80], 20), *np.split(labels[80:], [2, 4, 6])]
     expected = np.mean([part.max() for part in parts])
-    np.testing.assert_allclose(found["highest"], expected, rtol=1e-6)
+    np.testing.assert_allclose(results["highest"], expected, rtol=1e-6)
 
 
 def test_a_metrics_value_that_needs_the_batch_is_refused(tmp_path):
@@ -305,8 +305,8 @@ def test_canned_classifiers_are_evaluated_and_predict(version, tmp_path):
     ours = tf.estimator.Estimator(model_fn, config=config)
     _assert_same(ours.evaluate(words_input_fn), canned.evaluate(words_input_fn))
     predictions = [
-        list(each.predict(words_input_fn, predict_keys=["class_ids", "probabilities"]))
-        for each in (ours, canned)
+        list(net.predict(words_input_fn, predict_keys=["class_ids", "probabilities"]))
+        for net in (ours, canned)
     ]
     for one, other in zip(*predictions, strict=True):
         assert one["class_ids"] == other["class_ids"]

@@ -49,15 +49,15 @@ def test_every_mode_exports_the_plain_models_graph(micro_batches, tmp_path):
     modes = tf.estimator.ModeKeys
     receivers = {mode: _supervised_receiver for mode in (modes.TRAIN, modes.EVAL)}
     receivers[modes.PREDICT] = _receiver
-    found = [
+    exports = [
         estimator.experimental_export_all_saved_models(str(tmp_path / name), receivers)
         for name, estimator in (
             ("ours", ours),
             ("plain", tf.estimator.Estimator(model_fn, folder)),
         )
     ]
-    assert len(_graphs(found[0])) == 3
-    assert _graphs(found[0]) == _graphs(found[1])
+    assert len(_graphs(exports[0])) == 3
+    assert _graphs(exports[0]) == _graphs(exports[1])
 
 
 def test_an_export_runs_no_forward_pass(tmp_path):
@@ -99,7 +99,7 @@ def test_placeholders_that_a_hook_feeds_are_evaluated_whole_and_not_trained(tmp_
     plain = tf.estimator.Estimator(model_fn, str(tmp_path))
     ours.train(input_fn_of(16, 16))
     results = [
-        each.evaluate(_fed_input_fn, steps=2, hooks=[_Feed()]) for each in (ours, plain)
+        net.evaluate(_fed_input_fn, steps=2, hooks=[_Feed()]) for net in (ours, plain)
     ]
     assert results[0] == results[1]
     expected = "must return batches of a data set or a queue. Received: placeholders"
@@ -118,16 +118,16 @@ def test_placeholders_that_a_hook_feeds_are_evaluated_whole_and_not_trained(tmp_
 )
 def test_what_comes_from_placeholders_alone_is_fed(make, expected):
     """The model_fn gets it as it is, and not a micro-batch."""
-    given = []
+    inputs = []
 
     def model_fn(features, mode):
-        given.append(features)
+        inputs.append(features)
         return tf.estimator.EstimatorSpec(mode, predictions=tf.constant([0.0]))
 
     with tf.Graph().as_default():
         features = make()
         microbatch_model_fn(model_fn)(features, mode=tf.estimator.ModeKeys.PREDICT)
-    assert (given[0] is features) is expected
+    assert (inputs[0] is features) is expected
 
 
 def test_a_default_placeholder_beside_a_data_set_is_cut_with_it(tmp_path):

@@ -93,7 +93,7 @@ def test_token_weighted_losses_count_tokens(interface, counts, tmp_path):
         folder = tmp_path / str(count)
         values = train_in_micro_batches(make(ours), folder, INPUT, count)
         assert difference(values, theirs) <= (5e-7 if count > 1 else 0)
-        losses = [_summaries(each, "loss") for each in (folder, tmp_path / "a")]
+        losses = [_summaries(path, "loss") for path in (folder, tmp_path / "a")]
         np.testing.assert_allclose(*losses, rtol=1e-6 if count > 1 else 0)
 
 
@@ -116,7 +116,7 @@ def test_losses_that_sum_over_examples_are_summed(where, tmp_path):
         folder, model_fn = tmp_path / str(count), make(interface("sgd", **inner))
         values = train_in_micro_batches(model_fn, folder, INPUT, count, **outer)
         assert difference(values, theirs) <= tolerance
-        losses = [_summaries(each, "loss") for each in (folder, tmp_path / "a")]
+        losses = [_summaries(path, "loss") for path in (folder, tmp_path / "a")]
         np.testing.assert_allclose(*losses, rtol=1e-6)
 
 

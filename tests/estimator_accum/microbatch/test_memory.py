@@ -68,8 +68,8 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches(tmp_path, caplog)
         "micro-batches 2 -> 4: out of memory at update 1; the batch is retried",
     ]
     tag = "accumulation/micro_batches"
-    found = read_scalars(tmp_path / "a", tag)
-    assert found == [(tag, 0, 1), (tag, 1, 2), (tag, 1, 4)]
+    scalars = read_scalars(tmp_path / "a", tag)
+    assert scalars == [(tag, 0, 1), (tag, 1, 2), (tag, 1, 4)]
 
 
 def test_an_error_that_comes_late_retries_its_own_batch(tmp_path, caplog):

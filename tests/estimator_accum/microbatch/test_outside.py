@@ -123,7 +123,7 @@ def _operations_beside_the_train_op(spec, features, labels):
         counted = count.assign_add(tf.reduce_sum(features["x"]))
     averaged = average.assign(0.5 * average + 0.5 * spec.loss)
     scores = spec.predictions["scores"]
-    means = [v1.metrics.mean(each)[1] for each in (features["x"], scores)]
+    means = [v1.metrics.mean(values)[1] for values in (features["x"], scores)]
     return spec._replace(train_op=tf.group(spec.train_op, counted, averaged, *means))
 
 
@@ -206,11 +206,11 @@ def _run(outer, mode, model_fn):
         features, labels = _batches()
         spec = outer(model_fn(features, labels, mode=mode), features, labels)
         hook, results = _Hook(), []
-        own = (*spec.training_hooks, *spec.evaluation_hooks, *spec.prediction_hooks)
+        hooks = (*spec.training_hooks, *spec.evaluation_hooks, *spec.prediction_hooks)
         run = [spec.loss, *([spec.train_op] if mode == _TRAIN else [])]
         run = spec.predictions if mode == _PREDICT else run
         with v1.train.SingularMonitoredSession(
-            [*own, hook], config=AS_IT_IS
+            [*hooks, hook], config=AS_IT_IS
         ) as session:
             raw = session.raw_session()
             variables = {v.op.name: v for v in _variables()}
@@ -222,14 +222,14 @@ def _run(outer, mode, model_fn):
 
 
 def _variables():
-    found = [*v1.global_variables(), *v1.local_variables()]
-    return [v for v in found if "update_step" not in v.name]
+    variables = [*v1.global_variables(), *v1.local_variables()]
+    return [v for v in variables if "update_step" not in v.name]
 
 
 def _assert_same(ours, theirs):
     assert len(theirs[2]) == len(ours[2]) == 3
-    for found, expected in zip(ours, theirs, strict=True):
-        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
+    for result, expected in zip(ours, theirs, strict=True):
+        pairs = zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True)
         for value, plain in pairs:
             assert type(value) is type(plain)
             if np.asarray(plain).dtype.kind == "f":

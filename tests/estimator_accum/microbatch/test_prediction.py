@@ -49,13 +49,13 @@ def _several(features):
 
 def test_each_example_is_predicted_once_and_in_order(tmp_path, caplog):
     memory = Memory(lambda rows: rows <= 5)
-    found = _predict(_several, tmp_path / "new", memory=memory)
+    items = _predict(_several, tmp_path / "new", memory=memory)
     assert memory.sizes == [16, 8, *[4] * 8, *[2, 2, 2, 1]]
-    assert [row["number"] for row in found] == list(range(39))
-    assert [row["word"] for row in found] == [b"%d" % n for n in range(39)]
-    assert [row["is_odd"] for row in found] == [n % 2 == 1 for n in range(39)]
-    assert all((row["table"] == n).all() for n, row in enumerate(found))
-    assert found[0]["table"].shape == (2, 3) and found[0]["is_odd"].dtype == bool
+    assert [row["number"] for row in items] == list(range(39))
+    assert [row["word"] for row in items] == [b"%d" % n for n in range(39)]
+    assert [row["is_odd"] for row in items] == [n % 2 == 1 for n in range(39)]
+    assert all((row["table"] == n).all() for n, row in enumerate(items))
+    assert items[0]["table"].shape == (2, 3) and items[0]["is_odd"].dtype == bool
     # The folder of a model that was never trained did not exist.
     path = tmp_path / "new" / "micro_batches-predict.json"
     assert json.loads(path.read_text()) == {"micro_batches": 4}
@@ -65,9 +65,9 @@ def test_each_example_is_predicted_once_and_in_order(tmp_path, caplog):
 def test_an_error_that_comes_late_repeats_no_prediction(tmp_path):
     calls = iter(range(100))
     memory = Memory(lambda rows: next(calls) != 1)
-    found = _predict(lambda features: features["n"], tmp_path, memory=memory)
+    predictions = _predict(lambda features: features["n"], tmp_path, memory=memory)
     assert memory.sizes == [16, 16, 8, 8, 4, 3]
-    assert found == list(range(39))
+    assert predictions == list(range(39))
 
 
 def test_whole_batches_are_joined_too(tmp_path):
@@ -145,8 +145,8 @@ def test_rows_that_differ_between_micro_batches_are_refused(tmp_path):
     with pytest.raises(ValueError, match=expected):
         _predict(make_predictions, tmp_path / "cut", input_fn)
     memory = Memory(lambda rows: True)
-    found = _predict(make_predictions, tmp_path / "whole", input_fn, memory)
-    assert np.shape(found) == (8, 8)
+    predictions = _predict(make_predictions, tmp_path / "whole", input_fn, memory)
+    assert np.shape(predictions) == (8, 8)
 
 
 def test_what_a_prediction_writes_is_rolled_back(tmp_path):
@@ -164,10 +164,10 @@ def test_what_a_prediction_writes_is_rolled_back(tmp_path):
         with tf.control_dependencies([after]):
             return n + before
 
-    found = _predict(make_predictions, tmp_path, memory=memory)
+    predictions = _predict(make_predictions, tmp_path, memory=memory)
     assert memory.sizes == [16, 16, 8, 8, 4, 3, 2, 2, 2, 1]
     begins = [0, 16, 24, 32, 34, 36, 38]
-    assert found == [
+    assert predictions == [
         n + max(begin for begin in begins if begin <= n) for n in range(39)
     ]
 
@@ -183,6 +183,6 @@ def test_hooks_of_the_model_get_the_batch(tmp_path):
 
     (tmp_path / "micro_batches-predict.json").write_text('{"micro_batches": 2}')
     model_fn = microbatch_model_fn(model_fn, "auto")
-    found = list(tf.estimator.Estimator(model_fn, str(tmp_path)).predict(_input_fn))
-    assert found == list(range(39))
+    rows = list(tf.estimator.Estimator(model_fn, str(tmp_path)).predict(_input_fn))
+    assert rows == list(range(39))
     assert sizes.values == [16, 16, 7]

@@ -89,9 +89,9 @@ class Machine:
         is_first = not (folder / "micro_batches.json").exists()
         is_kept = is_first or not _kept(folder).get("recompute")
         self._first_plan = "" if is_kept else "with recompute"
-        found = train_in_micro_batches(self.model_fn, folder, _INPUT, "auto", **options)
+        state = train_in_micro_batches(self.model_fn, folder, _INPUT, "auto", **options)
         assert self._runs_of_layer == self._expected_runs
-        return found
+        return state
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def make_machine(monkeypatch, caplog):
 
 
 def _changes(caplog) -> list[str]:
-    found = [
+    rows = [
         record.getMessage().partition("micro-batches ") for record in caplog.records
     ]
-    return [change for before, name, change in found if name and not before]
+    return [change for before, name, change in rows if name and not before]
 
 
 def _kept(folder) -> dict:
@@ -223,5 +223,5 @@ def test_a_plan_with_something_else_in_it_is_named(make_machine, tmp_path):
 def test_whether_layers_are_recomputed_is_a_summary(make_machine, tmp_path):
     (tmp_path / "micro_batches.json").write_text('{"micro_batches": 16}')
     make_machine(kept=0, recomputed=1).train(tmp_path, max_steps=1)
-    found = read_scalars(tmp_path, "accumulation/recompute")
-    assert [value for *_, value in found] == [0, 1]
+    scalars = read_scalars(tmp_path, "accumulation/recompute")
+    assert [value for *_, value in scalars] == [0, 1]

@@ -47,9 +47,9 @@ class _Run:
             hooks = spec.training_hooks
             with v1.train.SingularMonitoredSession(hooks, config=config) as session:
                 while not session.should_stop():
-                    found = session.run([spec.train_op, spec.loss, *fetched])
-                    self.losses.append(found[1])
-                    self.fetched += found[2:]
+                    results = session.run([spec.train_op, spec.loss, *fetched])
+                    self.losses.append(results[1])
+                    self.fetched += results[2:]
                     variables = v1.trainable_variables() + v1.global_variables("norm")
                     values = session.raw_session().run(variables)
             names = [variable.op.name for variable in variables]
@@ -94,8 +94,8 @@ def _towers(features):
 def _info_nce(outputs, scale=4.0):
     query, document = (tf.math.l2_normalize(output, 1) for output in outputs[:2])
     logits = scale * tf.matmul(query, document, transpose_b=True)
-    own = tf.range(tf.shape(query)[0])
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=logits)
+    ids = tf.range(tf.shape(query)[0])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
     return tf.reduce_mean(losses)
 
 
@@ -114,8 +114,8 @@ def _model(loss_fn=_info_nce, outputs=None, train_op=_by_train_op, **options):
 
     def model_fn(features, labels, mode):
         towers = _towers(features)
-        found = towers if outputs is None else outputs(features, labels, towers)
-        loss = whole_batch_loss(found, loss_fn, **options)
+        tensors = towers if outputs is None else outputs(features, labels, towers)
+        loss = whole_batch_loss(tensors, loss_fn, **options)
         return spec_of(mode, loss, train_op(loss))
 
     return model_fn
@@ -128,11 +128,11 @@ def _assert_same(ours: _Run, theirs: _Run, tolerance=1e-6):
         np.testing.assert_allclose(ours.values[name], value, tolerance, tolerance, name)
 
 
-def _seen(tensor, found: list):
+def _seen(tensor, arrays: list):
     """Returns `tensor`, whose values are added to `found` when they are computed."""
 
     def see(values):
-        found.append(np.copy(values))
+        arrays.append(np.copy(values))
         return np.float32(1)
 
     # A factor, so that the gradient needs it too; it has no state.
@@ -250,16 +250,16 @@ def test_outputs_are_tensors_of_any_dtype_in_any_structure():
             "matrix": towers[0][:, :, None] * towers[1][:, None, :],
         }
 
-    def loss_fn(found):
-        labels, strings, is_even = found["labels"]
-        towers = [tf.cast(tower, tf.float32) for tower in found["towers"]]
+    def loss_fn(parts):
+        labels, strings, is_even = parts["labels"]
+        towers = [tf.cast(tower, tf.float32) for tower in parts["towers"]]
         numbers = tf.strings.to_number(strings) + tf.cast(labels + 1, tf.float32)
         factors = tf.where(is_even, numbers, -numbers)
         hard = tf.gather(towers[0], tf.argsort(labels % 3))  # IndexedSlices
         return (
             _info_nce(towers)
             + tf.reduce_mean(factors[:, None] * hard) / 10
-            + tf.reduce_mean(tf.square(found["matrix"]))
+            + tf.reduce_mean(tf.square(parts["matrix"]))
         )
 
     theirs = _Run(_model(loss_fn, outputs))
@@ -358,12 +358,12 @@ def test_random_numbers_are_the_same_in_both_passes():
     def outputs(features, labels, towers):
         query, document, *drawn = _draw_all(features, labels, towers)
         pairs = zip(drawn, seen.values(), strict=True)
-        return query, document, *(_seen(tensor, found) for tensor, found in pairs)
+        return query, document, *(_seen(tensor, arrays) for tensor, arrays in pairs)
 
     _Run(_model(_use_all, outputs), 3, sizes=(12, 12))
-    for name, found in seen.items():
+    for name, arrays in seen.items():
         for i in (0, 1, 2, 6, 7, 8):
-            np.testing.assert_array_equal(found[i], found[i + 3], name)
+            np.testing.assert_array_equal(arrays[i], arrays[i + 3], name)
     masks = [(values == 0).tobytes() for values in seen["dropout"]]
     assert len(set(masks)) == 6  # of three micro-batches in two updates
 
@@ -410,7 +410,7 @@ def test_averages_of_batch_normalization_are_updated_once_a_micro_batch():
 
 def test_elsewhere_it_is_loss_fn_of_the_outputs():
     outputs = tf.constant([[1.0, 2.0]]), [tf.constant([3])]
-    assert whole_batch_loss(outputs, lambda found: found) is outputs
+    assert whole_batch_loss(outputs, lambda values: values) is outputs
     seen = []
 
     def model_fn(features, labels, mode):
@@ -425,13 +425,13 @@ def test_elsewhere_it_is_loss_fn_of_the_outputs():
 @pytest.mark.once
 def test_what_loss_fn_makes_is_the_whole_batchs():
     """`batch_mean` and `micro_batch_seed` inside of it, and tensors that it gives away."""
-    found, seeds = [], []
+    means, seeds = [], []
 
     def model_fn(features, labels, mode):
         def loss_fn(outputs):
             seed = micro_batch_seed("in loss_fn")
             mean = batch_mean(tf.reduce_mean(outputs[0]))
-            v1.add_to_collection("fetched", _seen(mean, found))
+            v1.add_to_collection("fetched", _seen(mean, means))
             noise = tf.cast(tf.reduce_sum(_seen(seed, seeds)), tf.float32)
             return _info_nce(outputs) + 1e-30 * noise * whole_batch_loss(
                 mean, lambda x: x
@@ -567,10 +567,10 @@ def test_a_replica_that_has_never_had_examples_evaluates_none(tmp_path):
     config = tf.estimator.RunConfig(
         str(tmp_path), eval_distribute=two_replicas(), session_config=TWO_CPUS
     )
-    found = tf.estimator.Estimator(
+    metrics = tf.estimator.Estimator(
         microbatch_model_fn(model_fn), config=config
     ).evaluate(input_fn)
-    assert found["mean"] == np.mean(range(4))
+    assert metrics["mean"] == np.mean(range(4))
 
 
 def test_a_gradient_that_is_first_taken_after_the_model_fn_is_refused():

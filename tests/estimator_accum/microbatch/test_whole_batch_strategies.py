@@ -24,10 +24,10 @@ def _at_once(kind: str) -> dict[str, np.ndarray]:
         for i in range(2):  # of each replica's own examples, weighted by their number
             rows = tf.where(tf.equal(replica, i))[:, 0]
             share = tf.size(rows) / tf.size(replica)
-            own = tuple(tf.gather(output, rows) for output in outputs)
+            parts = tuple(tf.gather(output, rows) for output in outputs)
             loss += tf.cond(
                 share > 0,
-                lambda own=own: strategy_program.loss_fn(own),
+                lambda parts=parts: strategy_program.loss_fn(parts),
                 lambda: tf.constant(0.0),
             ) * tf.cast(share, tf.float32)
         train_op = strategy_program.train_op_of(loss)

@@ -29,8 +29,8 @@ v1 = tf.compat.v1
 def test_delayed_update_sparse_gradients(accumulate):
     """OpenNMT-tf, opennmt/tests/optim_test.py, testDelayedUpdateSparseGradients."""
     table = v1.get_variable("table", initializer=[[1.0, 2.0], [3.0, 4.0]])
-    found = tf.nn.embedding_lookup(table, [0])
-    loss = v1.losses.mean_squared_error([[1.1, 2.1]], found)
+    rows = tf.nn.embedding_lookup(table, [0])
+    loss = v1.losses.mean_squared_error([[1.1, 2.1]], rows)
     values = np.array(after_each(accumulate(loss, sgd(), 3), [{}] * 3, table))
     np.testing.assert_allclose(values[:, 0], [[1, 2], [1, 2], [1.1, 2.1]], rtol=1e-6)
     np.testing.assert_array_equal(values[:, 1], [[3, 4]] * 3)
@@ -108,8 +108,8 @@ def test_grad_aggregation_with_inf_grad(
     """
     gradient = v1.placeholder(tf.float32, [])
     variable = v1.get_variable("x", initializer=[0.0, 5.0])
-    found = tf.gather(variable, [0]) if is_sparse else variable[:1]
-    loss = gradient * tf.reduce_sum(found)
+    rows = tf.gather(variable, [0]) if is_sparse else variable[:1]
+    loss = gradient * tf.reduce_sum(rows)
     train_op = accumulate(loss, sgd(0.01), 2, on_nonfinite=on_nonfinite)
     update_step = get_or_create_update_step()
     fed = [np.inf, 1, 1, 1]

@@ -135,8 +135,8 @@ _SLURM |= {"SLURM_STEP_NODELIST": "n[9-10]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
     "rank, host, local_id, index", [(0, "n9", 0, 1), (1, "n9", 1, 2), (2, "n10", 0, 0)]
 )
 def test_slurm_task_finds_its_own_address(rank, host, local_id, index):
-    own = {"SLURM_PROCID": rank, "SLURMD_NODENAME": host, "SLURM_LOCALID": local_id}
-    environment = _SLURM | {name: str(value) for name, value in own.items()}
+    task = {"SLURM_PROCID": rank, "SLURMD_NODENAME": host, "SLURM_LOCALID": local_id}
+    environment = _SLURM | {name: str(value) for name, value in task.items()}
     cluster = read_cluster(environment)
     assert cluster.workers == ("n10:23456", "n9:23456", "n9:23457")
     assert (cluster.name, cluster.rank) == (f"worker {index}", index)
@@ -278,8 +278,8 @@ def test_process_of_another_launcher_is_refused_unless_it_is_alone(name, value, 
 
 
 def test_launchers_variables_in_a_slurm_step_may_name_its_tasks_and_no_more():
-    own = {"PMI_SIZE": "3", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "RANK": "2"}
-    assert read_cluster(_SLURM | own | {"SLURM_NTASKS": "8"}).num_workers == 3
+    task = {"PMI_SIZE": "3", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "RANK": "2"}
+    assert read_cluster(_SLURM | task | {"SLURM_NTASKS": "8"}).num_workers == 3
     with pytest.raises(ValueError, match="OMPI_COMM_WORLD_SIZE=6 of Open MPI"):
         read_cluster(_SLURM | {"OMPI_COMM_WORLD_SIZE": "6"})
     assert read_cluster({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}).is_alone

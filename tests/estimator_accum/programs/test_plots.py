@@ -118,8 +118,8 @@ def test_losses_fill_the_picture(low):
     ],
 )
 def test_limits_are_those_of_the_data(values, share, expected):
-    found = plots.limits(np.array(values), share)
-    assert found is expected or found == pytest.approx(expected)
+    limits = plots.limits(np.array(values), share)
+    assert limits is expected or limits == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("is_evaluated, rate", [(True, 1e-4), (False, np.nan)])

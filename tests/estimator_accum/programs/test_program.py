@@ -35,9 +35,9 @@ def test_import_is_quiet_and_what_follows_is_not(arguments):
     assert _stderr(*arguments) == "after\n"
 
 
-@pytest.mark.parametrize("given", [["--verbosity=0"], ["--verbosity", "1"], ["-v=1"]])
-def test_verbosity_brings_the_noise_back(given):
-    assert _stderr(*given) == "noise\nmore\nafter\n"
+@pytest.mark.parametrize("flags", [["--verbosity=0"], ["--verbosity", "1"], ["-v=1"]])
+def test_verbosity_brings_the_noise_back(flags):
+    assert _stderr(*flags) == "noise\nmore\nafter\n"
 
 
 def test_import_that_fails_shows_the_noise():

@@ -34,17 +34,17 @@ def _model_fn(features, labels, mode, config):
 @pytest.fixture
 def fetched(tmp_path, monkeypatch) -> list[tuple]:
     """Fetches of all runs of a training with 6 micro-steps, as names."""
-    run, found = BaseSession._do_run, []
+    run, names = BaseSession._do_run, []
 
     def record(self, handle, targets, fetches, *args):
-        found.append(tuple(tensor.name for tensor in [*targets, *fetches]))
+        names.append(tuple(tensor.name for tensor in [*targets, *fetches]))
         return run(self, handle, targets, fetches, *args)
 
     monkeypatch.setattr(BaseSession, "_do_run", record)
     settings = types.SimpleNamespace(seed=1, strategy="none", precision="float32")
     estimator = make_estimator(_model_fn, settings, tmp_path, 4, is_auto=False)
     estimator.train(_input_fn)
-    return found
+    return names
 
 
 def test_all_micro_steps_fetch_the_same(fetched):

@@ -142,8 +142,8 @@ _TPU += "--num_tpu_cores=8 --iterations_per_loop=1000"
 
 
 def test_flags_of_googles_bert_that_mean_nothing_here_are_taken():
-    given = _PROGRAMS["bert_finetune"][1]
-    assert _read(BERT, *given, *_TPU.split()) == _read(BERT, *given)
+    arguments = _PROGRAMS["bert_finetune"][1]
+    assert _read(BERT, *arguments, *_TPU.split()) == _read(BERT, *arguments)
     assert _refusal("--use_tpu=true", program=BERT) == (
         "`--use_tpu` must be false, since TPUs are not supported. Received: 'true'. "
         "Leave it out; --strategy=mirrored trains on all GPUs of this machine."
@@ -188,8 +188,8 @@ def test_flags_that_must_be_given_are_named():
     ],
 )
 def test_either_name_of_a_flag_counts(arguments, expected):
-    found = _read(HOUSING, *arguments.split())
-    assert (found.micro_batch_size, found.gradient_accumulation_steps) == expected
+    settings = _read(HOUSING, *arguments.split())
+    assert (settings.micro_batch_size, settings.gradient_accumulation_steps) == expected
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_sizes_that_are_left_out_are_the_programs_own(program, sizes, expected):
 @pytest.mark.parametrize("sizes", [[], ["--micro_batch_size=auto"]])
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_a_program_reads_its_own_settings_back(name, sizes, tmp_path, monkeypatch):
-    program, given = _PROGRAMS[name]
+    program, arguments = _PROGRAMS[name]
     monkeypatch.chdir(tmp_path)
-    first = _read(program, *given, *sizes)
+    first = _read(program, *arguments, *sizes)
     config = tmp_path / "config.json"
     config.write_text(config_text(first))
     (tmp_path / "elsewhere").mkdir()
@@ -246,8 +246,8 @@ def test_a_program_reads_its_own_settings_back(name, sizes, tmp_path, monkeypatc
 def test_the_command_line_wins(tmp_path, arguments, expected):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"flags": {"micro_batch_size": 8, "seed": 1}}))
-    found = _read(HOUSING, f"--config={config}", *arguments)
-    assert (found.micro_batch_size, found.seed) == expected
+    settings = _read(HOUSING, f"--config={config}", *arguments)
+    assert (settings.micro_batch_size, settings.seed) == expected
 
 
 @pytest.mark.parametrize(

@@ -20,28 +20,28 @@ pytestmark = pytest.mark.once
 
 
 @pytest.fixture
-def made(monkeypatch) -> list:
+def trackers(monkeypatch) -> list:
     """Reports that were made: (class, folder, options)."""
-    found = []
+    calls = []
 
     def kind(name):
-        return lambda folder, **options: found.append((name, folder, options)) or name
+        return lambda folder, **options: calls.append((name, folder, options)) or name
 
     for name in ("MlflowReport", "WandbReport"):
         monkeypatch.setattr(tracking, name, kind(name))
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("report_to", [None, "tensorboard"])
-def test_csv_and_tensorboard_need_no_further_report(made, report_to):
+def test_csv_and_tensorboard_need_no_further_report(trackers, report_to):
     assert tracking.make_reports(Settings(report_to=report_to), "out") == []
 
 
-def test_trackers_get_the_folders_name_and_the_flags(made):
+def test_trackers_get_the_folders_name_and_the_flags(trackers):
     settings = Settings(report_to="wandb,mlflow", learning_rate=0.25)
     reports = tracking.make_reports(settings, "out/run 1")
     assert reports == ["MlflowReport", "WandbReport"]
-    (_, folder, mlflow), (_, _, wandb) = made
+    (_, folder, mlflow), (_, _, wandb) = trackers
     assert folder == "out/run 1"
     assert mlflow.pop("run_name") == wandb.pop("name") == "run 1"
     assert mlflow["tags"]["learning_rate"] == "0.25"
@@ -73,21 +73,21 @@ def test_every_program_reports_to_the_trackers(program, tmp_path, monkeypatch):
     def note(settings, model_dir):
         raise _Reported(settings.report_to, pathlib.Path(model_dir).parts)
 
-    given = {"output_dir": tmp_path / "output"}
+    flags = {"output_dir": tmp_path / "output"}
     if program is BERT:
         tiny_bert.write_bert(tmp_path / "bert")
         tiny_bert.write_cola(tmp_path / "cola")
-        given = tiny_bert.command_line(tmp_path / "bert", tmp_path / "cola", "output")
-        given["output_dir"] = tmp_path / "output"
+        flags = tiny_bert.command_line(tmp_path / "bert", tmp_path / "cola", "output")
+        flags["output_dir"] = tmp_path / "output"
     argv = ["program", "--report_to=tensorboard"]
-    argv += [f"--{name}={value}" for name, value in given.items()]
+    argv += [f"--{name}={value}" for name, value in flags.items()]
     settings = read_settings_of(program.settings, program.flags(), argv)
     names = f"{program.room}.inputs", f"{program.room}.jobs"
     inputs, jobs = map(importlib.import_module, names)
     job = jobs.prepare(inputs.read(settings, Cluster()))
     make_run_folder(settings.output_dir)
     monkeypatch.setattr(f"{program.room}.model_fn.make_reports", note)
-    with pytest.raises(_Reported) as found:
+    with pytest.raises(_Reported) as error:
         jobs.execute(job)
-    report_to, parts = found.value.args
+    report_to, parts = error.value.args
     assert report_to == "tensorboard" and "output" in parts

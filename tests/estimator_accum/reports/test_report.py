@@ -149,8 +149,8 @@ def test_what_is_unknown_is_no_value():
         "micro_batches": 1,
         "clipped_share": 0.0,
     }
-    known = update._replace(secs=8.0, learning_rate=0.1).known_values()
-    assert (known["weight_per_sec"], known["learning_rate"]) == (0.5, 0.1)
+    values = update._replace(secs=8.0, learning_rate=0.1).known_values()
+    assert (values["weight_per_sec"], values["learning_rate"]) == (0.5, 0.1)
 
 
 @pytest.mark.parametrize(

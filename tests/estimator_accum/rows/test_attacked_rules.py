@@ -26,26 +26,26 @@ def _kinds() -> list[str]:
 
 
 def test_every_type_of_operation_with_a_rule_is_attacked():
-    known = RULES.keys() | OF_SHAPE | FROM_SIZES
-    known = {kind for kind in known if hasattr(raw, kind)}
-    known = {kind for kind in known if not kind.startswith("TensorArray")}
-    assert known - MAKERS.keys() <= _NOT_ALONE
+    kinds = RULES.keys() | OF_SHAPE | FROM_SIZES
+    kinds = {kind for kind in kinds if hasattr(raw, kind)}
+    kinds = {kind for kind in kinds if not kind.startswith("TensorArray")}
+    assert kinds - MAKERS.keys() <= _NOT_ALONE
 
 
 def test_no_row_is_of_another_example(request):
     kinds, number = _kinds(), request.config.getoption("--attacks")
-    found, findings = collections.defaultdict(collections.Counter), []
+    tally, findings = collections.defaultdict(collections.Counter), []
     for seed in range(number):
         kind = kinds[seed % len(kinds)]
         outcome = attack(kind, MAKERS[kind], seed)
-        found[kind] += outcome.kinds
+        tally[kind] += outcome.kinds
         findings += outcome.findings
-    total = sum(found.values(), collections.Counter())
+    total = sum(tally.values(), collections.Counter())
     print(f"{len(kinds)} types of operations: {dict(total)}")
     assert not findings, "\n".join(findings)
     if number >= 10 * len(kinds):  # else some have not been drawn often enough
         blind = {
-            kind for kind in kinds if not found[kind].keys() - {"mixed", "impossible"}
+            kind for kind in kinds if not tally[kind].keys() - {"mixed", "impossible"}
         }
         assert not blind
 

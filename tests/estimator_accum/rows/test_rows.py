@@ -60,15 +60,15 @@ def _states(make, is_dynamic=False, is_run=True):
     return states, values, types
 
 
-def _assert_rows(make, axis, each=1, is_random=False, **options):
+def _assert_rows(make, axis, span=1, is_random=False, **options):
     states, values, types = _states(make, **options)
     for i, state in enumerate(states):
         assert (state.kind, state.axis) == ("rows", axis), state
         if not options:
-            assert int(state.span) == each
+            assert int(state.span) == span
         if is_random or not values:
             continue
-        together, *apart = (found[i] for found in values)
+        together, *apart = (results[i] for results in values)
         joined = np.concatenate(apart, axis)
         if joined.dtype.kind in "fc":
             np.testing.assert_allclose(joined, together, rtol=1e-4, atol=1e-5)
@@ -478,8 +478,8 @@ def _of_elements(kind: str):
     names = [argument.name for argument in _definition(kind).input_arg]
     for dtype in _DTYPES:
         with tf.Graph().as_default():
-            given = {name: tf.zeros([2, 3], dtype) for name in names}
-            if _call(kind, given) is not None:
+            inputs = {name: tf.zeros([2, 3], dtype) for name in names}
+            if _call(kind, inputs) is not None:
                 break
     else:
         pytest.fail(f"{kind} takes none of {_DTYPES}")
@@ -490,8 +490,8 @@ def _of_elements(kind: str):
             first = tf.abs(x) / 4 + 0.1
         if kind == "StringToNumber":
             first = tf.strings.as_string(x)
-        given = dict.fromkeys(names, first)
-        return list(filter(None.__ne__, [_call(kind, given)]))
+        inputs = dict.fromkeys(names, first)
+        return list(filter(None.__ne__, [_call(kind, inputs)]))
 
     return make
 
@@ -502,25 +502,25 @@ def _definition(kind: str):
     return op_def_registry.get(kind)
 
 
-def _call(kind: str, given: dict):
+def _call(kind: str, inputs: dict):
     needed = {**NEEDED.get(kind, {})}
     if kind == "Cast":
         needed["DstT"] = tf.float32
     if kind in ("RegexReplace", "RegexFullMatch"):
-        given = given | {"pattern": tf.constant("a")}
+        inputs = inputs | {"pattern": tf.constant("a")}
         if kind == "RegexReplace":
-            given |= {"rewrite": tf.constant("b")}
+            inputs |= {"rewrite": tf.constant("b")}
     if kind == "ClipByValue":
-        (first, *others) = given
-        given = given | dict.fromkeys(others, tf.zeros([], given[first].dtype))
+        (first, *others) = inputs
+        inputs = inputs | dict.fromkeys(others, tf.zeros([], inputs[first].dtype))
     if kind.startswith("FakeQuantWithMinMaxVars"):
-        given = given | {"min": tf.constant(-1.0), "max": tf.constant(1.0)}
+        inputs = inputs | {"min": tf.constant(-1.0), "max": tf.constant(1.0)}
     if kind in ("AddN", "StringJoin", "AccumulateNV2"):
-        given = {"inputs": [next(iter(given.values()))] * 2}
+        inputs = {"inputs": [next(iter(inputs.values()))] * 2}
         if kind == "AccumulateNV2":
             needed["shape"] = tf.TensorShape([None, 4, 6])
     try:
-        return getattr(raw, kind)(**given, **needed)
+        return getattr(raw, kind)(**inputs, **needed)
     except (TypeError, ValueError):
         return None
 
@@ -537,8 +537,8 @@ def test_every_rule_was_tried(seen):
         pytest.skip("the tests before did not run in this process")
     alike = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
     untried = RULES.keys() - seen - alike
-    known = {kind for kind in untried if _definition(kind) and hasattr(raw, kind)}
-    assert {kind for kind in known if not kind.startswith("TensorArray")} <= {
+    kinds = {kind for kind in untried if _definition(kind) and hasattr(raw, kind)}
+    assert {kind for kind in kinds if not kind.startswith("TensorArray")} <= {
         *(
             "StatelessTruncatedNormal",
             "StatelessRandomNormal",

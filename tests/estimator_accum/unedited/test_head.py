@@ -37,7 +37,7 @@ def _errors(x, labels, weights):
 
 
 _SUMS = {
-    "sum": lambda *given: tf.reduce_sum(_errors(*given)),
+    "sum": lambda *tensors: tf.reduce_sum(_errors(*tensors)),
     "sum and penalty": lambda x, y, w: (
         0.5 * tf.reduce_sum(_errors(x, y, w)) + tf.nn.l2_loss(w)
     ),
@@ -47,7 +47,7 @@ _SUMS = {
     "weights of the input pipeline": lambda x, y, w: tf.einsum(
         "b,b->", _errors(x, y, w), y
     ),
-    "scan": lambda *given: tf.scan(tf.add, _errors(*given))[-1],
+    "scan": lambda *tensors: tf.scan(tf.add, _errors(*tensors))[-1],
 }
 
 
@@ -65,8 +65,8 @@ def test_a_sum_that_is_declared_as_a_mean_is_refused(name):
 @pytest.mark.parametrize(
     "loss_of",
     [
-        lambda *given: tf.reduce_mean(_errors(*given)),
-        lambda *given: tf.reduce_mean(_errors(*given)) + tf.nn.l2_loss(given[2]),
+        lambda *tensors: tf.reduce_mean(_errors(*tensors)),
+        lambda *tensors: tf.reduce_mean(_errors(*tensors)) + tf.nn.l2_loss(tensors[2]),
         lambda x, y, w: tf.reduce_sum(_errors(x, y, w)) / tf.reduce_sum(y),
         lambda x, y, w: tf.reduce_sum(tf.reduce_mean(tf.matmul(x, w), 0)),
     ],
@@ -77,9 +77,9 @@ def test_what_is_no_sum_may_be_declared_as_a_mean(loss_of):
 
 def _by_python(function):
     def loss_of(x, labels, weights):
-        known = tf.numpy_function(function, [x], tf.float32)
-        known = per_example(tf.ensure_shape(known, [None, 4]))
-        return tf.reduce_mean(_errors(known, labels, weights))
+        rows = tf.numpy_function(function, [x], tf.float32)
+        rows = per_example(tf.ensure_shape(rows, [None, 4]))
+        return tf.reduce_mean(_errors(rows, labels, weights))
 
     return _model_fn(loss_of)
 
@@ -116,9 +116,9 @@ def test_a_row_that_is_looked_up_in_another_example_stops_the_training():
 
     def loss_of(x, labels, weights):
         flat = tf.reshape(x, [-1])
-        own = tf.cast(labels, tf.int32) % 4
-        own += 4 * tf.cast(tf.equal(labels, 12.0), tf.int32)
-        chosen = tf.gather(flat, own + tf.range(tf.shape(x)[0]) * 4)
+        places = tf.cast(labels, tf.int32) % 4
+        places += 4 * tf.cast(tf.equal(labels, 12.0), tf.int32)
+        chosen = tf.gather(flat, places + tf.range(tf.shape(x)[0]) * 4)
         return tf.reduce_mean((chosen * weights[0, 0] - 1.0) ** 2)
 
     with pytest.raises(ValueError, match="in its own example, .*Received: "):

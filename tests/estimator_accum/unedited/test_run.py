@@ -276,9 +276,9 @@ def test_a_script_of_tensorflow_1_keeps_the_window_that_it_makes_by_hand(tmp_pat
         w -= 0.1 * np.mean(2 * (w * examples - examples**2) * examples)
     errors = w * x - x**2
     squared = np.mean(errors**2)
-    found = [float(word) for word in done.stdout.split()]
+    values = [float(word) for word in done.stdout.split()]
     expected = [w, squared, squared, np.mean(np.abs(errors)), 6]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
     assert "trains each batch in 2 micro-batches, then updates once" in done.stderr
 
 

@@ -68,8 +68,8 @@ def _places(features, weights, through):
 
 def _solved(features, weights, through):
     squares = features["squares"] + tf.linalg.diag(through(features["x"] @ weights))
-    found = tf.linalg.triangular_solve(squares[:, None], features["x"][:, :, None])
-    return tf.reduce_mean(tf.reduce_sum(found, [1, 2, 3]) ** 2)
+    solution = tf.linalg.triangular_solve(squares[:, None], features["x"][:, :, None])
+    return tf.reduce_mean(tf.reduce_sum(solution, [1, 2, 3]) ** 2)
 
 
 def _moved(features, weights, through):
@@ -156,17 +156,17 @@ def _late(first: int):
 
 def test_what_is_wrong_later_ends_the_training_before_its_update(monkeypatch):
     _with_wrong_rule(monkeypatch, "Roll")
-    known = {}
+    hooks = {}
 
     def model_fn(features, labels, mode):
         spec = _model_fn(_moved, lambda x: x)(features, labels, mode)
-        known["session"] = _Keep()
-        return spec._replace(training_hooks=[known["session"]])
+        hooks["session"] = _Keep()
+        return spec._replace(training_hooks=[hooks["session"]])
 
     sentence = r"Declare .*\. It was seen at update 10, so earlier updates may be wrong"
     with pytest.raises(ValueError, match=sentence):
         train(cut(model_fn), _late(10), updates=12)
-    assert known["session"].steps == list(range(1, 10))
+    assert hooks["session"].steps == list(range(1, 10))
 
 
 class _Keep(v1.train.SessionRunHook):
@@ -216,10 +216,10 @@ def _as_numbers_of_words(x):
 
 def _as_places(x):
     """Places in a text, which noise moves behind its end."""
-    own = tf.cast(tf.math.ceil(tf.abs(x[:, 0]) * 0 + 1), tf.int32)
-    own += tf.cast(x[:, 1] > 3.0, tf.int32) * 7
-    found = tf.gather(tf.reshape(x, [-1]), tf.range(tf.shape(x)[0]) * 3 + own)
-    return found[:, None] * tf.ones([1, 3], tf.float64)
+    places = tf.cast(tf.math.ceil(tf.abs(x[:, 0]) * 0 + 1), tf.int32)
+    places += tf.cast(x[:, 1] > 3.0, tf.int32) * 7
+    values = tf.gather(tf.reshape(x, [-1]), tf.range(tf.shape(x)[0]) * 3 + places)
+    return values[:, None] * tf.ones([1, 3], tf.float64)
 
 
 def _checked(x):
@@ -235,13 +235,13 @@ def _factored(x):
 _RIGHT = [_log_of_a_probability, _as_numbers_of_words, _as_places, _checked, _factored]
 
 
-@pytest.mark.parametrize("known", _RIGHT)
-def test_noise_is_no_proof_where_a_model_cannot_take_it(known, caplog):
+@pytest.mark.parametrize("function", _RIGHT)
+def test_noise_is_no_proof_where_a_model_cannot_take_it(function, caplog):
     def loss_of(features, weights, through):
-        return tf.reduce_mean(tf.tanh(known(features["x"]) @ weights) ** 2)
+        return tf.reduce_mean(tf.tanh(function(features["x"]) @ weights) ** 2)
 
     model_fn, batch = _model_fn(loss_of, None), _batch(zeros=slice(6, 8))
-    if known is _log_of_a_probability:
+    if function is _log_of_a_probability:
         batch = _batch()
     theirs, _ = train(model_fn, batch, 2)
     with caplog.at_level(logging.WARNING):
@@ -280,10 +280,10 @@ def test_examples_of_any_structure_are_looked_at(monkeypatch):
         return tf.data.Dataset.from_tensors((features, None))
 
     def model_fn(features, labels, mode):
-        given = features["few"][0], features["lists"], features["text"]
-        widths = tf.strings.length(given[2])[:, None]
+        parts = features["few"][0], features["lists"], features["text"]
+        widths = tf.strings.length(parts[2])[:, None]
         x = features["x"] * tf.cast(widths, tf.float64)
-        x += tf.sparse.to_dense(given[0])[:, :3] + tf.reduce_sum(given[1], 1)[:, None]
+        x += tf.sparse.to_dense(parts[0])[:, :3] + tf.reduce_sum(parts[1], 1)[:, None]
         loss = tf.reduce_mean(tf.tanh(x @ _weights()) ** 2)
         step = v1.train.get_or_create_global_step()
         train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
@@ -302,10 +302,10 @@ def test_examples_of_any_structure_are_looked_at(monkeypatch):
     assert relative_difference(ours, theirs) <= 1e-9
     assert [is_noisy for is_noisy, _ in seen] == [False, True] * 2
     # One example of each quarter of the batch, and then another one of some.
-    known = {tuple(row): i for i, row in enumerate(_X)}
+    numbers = {tuple(row): i for i, row in enumerate(_X)}
     looks = []
     for _, feeds in seen[::2]:
         (x,) = (array for array in feeds.values() if np.shape(array) == (4, 3))
-        looks.append([known[tuple(row)] for row in x])
+        looks.append([numbers[tuple(row)] for row in x])
     assert [[i // 4 for i in look] for look in looks] == [[0, 1, 2, 3]] * 2
     assert looks[0] != looks[1]

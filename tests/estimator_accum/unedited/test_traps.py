@@ -308,8 +308,8 @@ def _of_unknown_length(x, y):
 
 def _model_fn(make):
     def model_fn(features, labels, mode):
-        made = make(features, labels)
-        loss, gradient = made if isinstance(made, tuple) else (made, None)
+        result = make(features, labels)
+        loss, gradient = result if isinstance(result, tuple) else (result, None)
         sgd, step = v1.train.GradientDescentOptimizer(0.1), v1.train.get_global_step()
         if gradient is None:
             train_op = sgd.minimize(loss, step)

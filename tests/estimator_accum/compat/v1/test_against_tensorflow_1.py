@@ -296,17 +296,17 @@ def stand_ins():
 @pytest.fixture
 def modules():
     """Returns each module of `tf.contrib` by its name."""
-    found = _contrib._stand_ins().items()
-    return {name: types.SimpleNamespace(**names) for name, names in found}
+    stand_ins = _contrib._stand_ins().items()
+    return {name: types.SimpleNamespace(**names) for name, names in stand_ins}
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_layer_is_that_of_tensorflow_1(name, stand_ins):
     names, numbers = RECORDED[name]
     numbers = [float(number) for number in numbers.split()]
-    found_names, found = contrib_layers.record(name, **stand_ins)
+    found_names, values = contrib_layers.record(name, **stand_ins)
     assert found_names == names
-    np.testing.assert_allclose(found, numbers, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(values, numbers, rtol=2e-5, atol=2e-6)
 
 
 def test_every_graph_was_recorded(stand_ins):
@@ -314,21 +314,21 @@ def test_every_graph_was_recorded(stand_ins):
 
 
 def test_random_fields_are_those_of_tensorflow_1(modules):
-    found = contrib_crf.record(tf.compat.v1, modules["crf"])
-    assert found.keys() == RECORDED_CRF.keys()
+    values = contrib_crf.record(tf.compat.v1, modules["crf"])
+    assert values.keys() == RECORDED_CRF.keys()
     for name, numbers in RECORDED_CRF.items():
         expected = [float(number) for number in numbers.split()]
-        np.testing.assert_allclose(found[name], expected, 2e-5, 2e-5, err_msg=name)
+        np.testing.assert_allclose(values[name], expected, 2e-5, 2e-5, err_msg=name)
 
 
 def test_slims_training_is_that_of_tensorflow_1(modules):
     arguments = tf.compat.v1, modules["slim"], modules["training"]
-    found = contrib_learning.record(*arguments)
-    assert found.keys() == RECORDED_LEARNING.keys()
+    values = contrib_learning.record(*arguments)
+    assert values.keys() == RECORDED_LEARNING.keys()
     for case, (names, numbers) in RECORDED_LEARNING.items():
-        assert found[case][0] == names
+        assert values[case][0] == names
         expected = [float(number) for number in numbers.split()]
-        np.testing.assert_allclose(found[case][1], expected, 2e-5, 2e-6, err_msg=case)
+        np.testing.assert_allclose(values[case][1], expected, 2e-5, 2e-6, err_msg=case)
 
 
 def test_slims_training_refuses_clusters(modules):

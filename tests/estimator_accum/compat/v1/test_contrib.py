@@ -30,10 +30,10 @@ def test_layer_norm_normalizes_the_axes_that_are_named():
     inputs = v1.placeholder_with_default(values, [None, 3, 4])
     last = _normalization.layer_norm(inputs, begin_norm_axis=-1)
     all_but_first = _normalization.layer_norm(inputs, scope="own")
-    for found, axes in zip(_run(last, all_but_first), ((2,), (1, 2)), strict=True):
+    for output, axes in zip(_run(last, all_but_first), ((2,), (1, 2)), strict=True):
         mean = values.mean(axes, keepdims=True)
         deviation = np.sqrt(values.var(axes, keepdims=True) + 1e-12)
-        np.testing.assert_allclose(found, (values - mean) / deviation, atol=1e-5)
+        np.testing.assert_allclose(output, (values - mean) / deviation, atol=1e-5)
     assert last.shape.as_list() == [None, 3, 4]
 
 
@@ -65,11 +65,11 @@ def test_layer_norm_activates_collects_and_widens_epsilon_in_float16():
     relu = _normalization.layer_norm(
         tf.constant([[-1.0, 1.0]]), activation_fn=tf.nn.relu, outputs_collections="out"
     )
-    found = _run(half, single, relu)
+    outputs = _run(half, single, relu)
     assert half.dtype == tf.float16
-    np.testing.assert_allclose(found[0], [[-0.0316, 0.0316]], atol=1e-3)
-    np.testing.assert_allclose(found[1], [[-1, 1]], atol=1e-4)
-    np.testing.assert_allclose(found[2], [[0, 1]], atol=1e-6)
+    np.testing.assert_allclose(outputs[0], [[-0.0316, 0.0316]], atol=1e-3)
+    np.testing.assert_allclose(outputs[1], [[-1, 1]], atol=1e-4)
+    np.testing.assert_allclose(outputs[2], [[0, 1]], atol=1e-6)
     assert v1.get_collection("out") == [relu]
 
 
@@ -130,8 +130,8 @@ def test_values_of_a_checkpoint_are_assigned(checkpoint, caplog):
     b = v1.get_variable("b", initializer=0.0)
     new = v1.get_variable("new", initializer=7.0)
     op, feeds = _framework.assign_from_checkpoint(checkpoint, {"a/x": x, "b": b})
-    found = _restored(lambda session: session.run(op, feeds), x, b, new)
-    assert found == [[[1.0], [2.0]], 3.0, 7.0]
+    values = _restored(lambda session: session.run(op, feeds), x, b, new)
+    assert values == [[[1.0], [2.0]], 3.0, 7.0]
     with pytest.raises(ValueError, match=r"all variables\. Received: .* without new\."):
         _framework.assign_from_checkpoint(checkpoint, [b, new])
     op, feeds = _framework.assign_from_checkpoint(checkpoint, [b, new], True)
@@ -187,11 +187,11 @@ def test_variables_are_selected_by_scope_and_suffix():
 
 def test_streaming_metrics_take_predictions_first():
     names = _contrib._stand_ins()["metrics"]
-    found, update = names["streaming_precision"]([1, 1, 0], labels=[1, 0, 0])
+    value, update = names["streaming_precision"]([1, 1, 0], labels=[1, 0, 0])
     with v1.Session() as session:
         session.run(v1.local_variables_initializer())
         session.run(update)
-        assert session.run(found) == 0.5
+        assert session.run(value) == 0.5
 
 
 def _softmax(x, labels):
@@ -344,7 +344,7 @@ def test_losses_of_contribs_heads_are_means_over_examples():
     numbers = np.array([[0], [2], [1], [1]])
     logs = np.log(np.exp(scores).sum(1)) - scores[np.arange(4), numbers[:, 0]]
     several, _ = _head_loss(heads["multi_class_head"](3), scores, numbers)
-    found = _run(plain, weighted, total, binary, several)
+    losses = _run(plain, weighted, total, binary, several)
     expected = [
         squared.mean(),
         # divided by the examples of the batch, not by their weights
@@ -353,22 +353,22 @@ def test_losses_of_contribs_heads_are_means_over_examples():
         crossed.mean(),
         logs.mean(),
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 def test_a_head_of_contrib_trains_by_a_function_of_its_loss():
     head = _contrib._stand_ins()["estimator"]["regression_head"]()
     w = v1.get_variable("w", initializer=0.5)
-    given = []
+    losses = []
 
     def train_op_fn(loss):
-        given.append(loss)
+        losses.append(loss)
         return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
     loss, spec = _head_loss(
         head, w * _LOGITS, _LOGITS, "train", train_op_fn=train_op_fn
     )
-    assert given == [loss]
+    assert losses == [loss]
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         session.run(spec.train_op)
@@ -428,16 +428,16 @@ def test_name_without_a_stand_in_is_refused_in_one_sentence():
 
 
 def test_names_of_the_page_have_stand_ins_of_tensorflow():
-    found = _contrib._stand_ins()
+    table = _contrib._stand_ins()
     hook = v1.estimator.experimental.stop_if_no_increase_hook
-    assert found["estimator"]["stop_if_no_increase_hook"] is hook
-    assert found["rnn"]["LSTMCell"] is v1.nn.rnn_cell.LSTMCell
-    assert found["training"]["checkpoints_iterator"] is v1.train.checkpoints_iterator
-    assert found["cluster_resolver"].keys() >= {"TPUClusterResolver"}
+    assert table["estimator"]["stop_if_no_increase_hook"] is hook
+    assert table["rnn"]["LSTMCell"] is v1.nn.rnn_cell.LSTMCell
+    assert table["training"]["checkpoints_iterator"] is v1.train.checkpoints_iterator
+    assert table["cluster_resolver"].keys() >= {"TPUClusterResolver"}
     framework = "list_variables load_variable load_checkpoint init_from_checkpoint "
     framework += "get_global_step get_or_create_global_step"
     for name in framework.split():
-        assert found["framework"][name] is getattr(v1.train, name)
+        assert table["framework"][name] is getattr(v1.train, name)
     metrics = "accuracy auc covariance mean mean_squared_error pearson_correlation "
     metrics += "precision recall"
-    assert {f"streaming_{name}" for name in metrics.split()} == found["metrics"].keys()
+    assert {f"streaming_{name}" for name in metrics.split()} == table["metrics"].keys()

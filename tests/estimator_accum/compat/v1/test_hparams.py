@@ -56,10 +56,10 @@ def test_copies_are_independent(hparams):
 )
 def test_parsed_text_replaces_values_of_the_same_kind(hparams, text, expected):
     assert hparams.parse(text) is hparams
-    found = hparams.values()
-    assert {name: found[name] for name in expected} == expected
+    contents = hparams.values()
+    assert {name: contents[name] for name in expected} == expected
     for name, value in expected.items():
-        assert type(found[name]) is type(value)
+        assert type(contents[name]) is type(value)
 
 
 @pytest.mark.parametrize(
