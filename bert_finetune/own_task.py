@@ -140,7 +140,7 @@ def _metrics(path: str, metrics: Any, num_classes: int) -> tuple[str, ...]:
     raise _unfit(path, f"have metrics out of {', '.join(allowed)}", metrics)
 
 
-def _unfit(path: str, rule: str, received: Any = "") -> ValueError:
+def _unfit(path: str, rule: str, received: Any) -> ValueError:
     shown = received if isinstance(received, str) else json.dumps(received)
     shown = f" Received: {shown or 'nothing'}."
     return ValueError(

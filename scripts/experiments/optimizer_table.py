@@ -368,13 +368,14 @@ def _regression(keras, dtype: str, is_sparse: bool):
                 hidden = tf.tanh(tf.matmul(x, first))
             loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - y))
         return [
-            _sum_of_rows(gradient) for gradient in tape.gradient(loss, [first, second])
+            sum_of_rows(gradient) for gradient in tape.gradient(loss, [first, second])
         ]
 
     return variables, gradients_of
 
 
-def _sum_of_rows(gradient):
+def sum_of_rows(gradient):
+    """Returns the gradient with the slices of each row summed."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, positions = tf.unique(gradient.indices)

@@ -10,15 +10,15 @@ v1 = tf.compat.v1
 NAMES = ("accuracy", "f1", "matthews_correlation")
 
 
-def _evaluate(labels, predicted, batch=7):
+def _evaluate(labels, predicted):
     with tf.Graph().as_default(), v1.Session() as session:
         label = v1.placeholder(tf.int32, [None])
         prediction = v1.placeholder(tf.int32, [None])
         logits, losses = tf.one_hot(prediction, 2), tf.cast(label, tf.float32)
         ops = metrics.eval_metric_ops(NAMES, label, logits, losses)
         session.run(v1.local_variables_initializer())
-        for start in range(0, len(labels), batch):
-            part = slice(start, start + batch)
+        for start in range(0, len(labels), 7):
+            part = slice(start, start + 7)
             feed = {label: labels[part], prediction: predicted[part]}
             session.run([update for _, update in ops.values()], feed)
         return session.run({name: value for name, (value, _) in ops.items()})

@@ -160,7 +160,7 @@ CHANGES = {
 }
 
 
-def _train(optimizer_of, change, batches, accumulate=None, scale=1.0, dtype=tf.float64):
+def _train(optimizer_of, change, batches, accumulate=None, scale=1.0):
     """Trains on batches; returns all values by name.
 
     Args:
@@ -169,7 +169,6 @@ def _train(optimizer_of, change, batches, accumulate=None, scale=1.0, dtype=tf.f
         batches: The batches.
         accumulate: Makes the optimizer an AccumulatingOptimizer; None does not.
         scale: Scale of the loss.
-        dtype: The model's.
     """
 
     def make_train_op(model):
@@ -177,7 +176,7 @@ def _train(optimizer_of, change, batches, accumulate=None, scale=1.0, dtype=tf.f
         v1.get_variable("unused", initializer=np.float64([0.5, -1.0]))
         step = v1.train.get_or_create_global_step()
         clock = step if accumulate is None else get_or_create_update_step()
-        optimizer = optimizer_of(tf.constant(0.05, dtype), clock)
+        optimizer = optimizer_of(tf.constant(0.05, tf.float64), clock)
         if accumulate is not None:
             optimizer = accumulate(optimizer)
         pairs = optimizer.compute_gradients(model.loss * scale)
@@ -185,7 +184,7 @@ def _train(optimizer_of, change, batches, accumulate=None, scale=1.0, dtype=tf.f
             pairs = _each(lambda g, v: _scaled(g, 1.0 / scale))(pairs, clock)
         return optimizer.apply_gradients(change(pairs, clock), step)
 
-    return train_session(make_train_op, batches, dtype)
+    return train_session(make_train_op, batches, tf.float64)
 
 
 def _accumulating(steps=K, **options):

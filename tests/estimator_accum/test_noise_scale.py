@@ -31,8 +31,8 @@ def _noise_scales(train_op, feeds):
         return [session.run(fetches, feed)[0] for feed in feeds]
 
 
-def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
-    """Returns the noise scale after `updates` windows of micro-batches of `sizes`."""
+def _estimate(sizes, weigh_examples=True, sparse=False, seed=0):
+    """Returns the noise scale after 300 windows of micro-batches of `sizes`."""
     random = np.random.default_rng(seed)
     with tf.Graph().as_default():
         examples = v1.placeholder(tf.float32, [None, 3])
@@ -46,7 +46,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
         noise_scale = get_windows()[0].noise_scale
         with start_session() as session:
             run = session.make_callable([noise_scale, train_op], [examples])
-            for size in sizes * updates:
+            for size in sizes * 300:
                 scale, _ = run(SIGNAL + NOISE * random.normal(size=[size, 3]))
     return float(scale)
 
@@ -57,7 +57,7 @@ def _estimate(sizes, updates, weigh_examples=True, sparse=False, seed=0):
 )
 def test_it_is_the_analytic_value_in_examples(sizes, sparse):
     # The estimator averages over about a hundred updates of 32 examples each.
-    scale = np.mean([_estimate(sizes, 300, sparse=sparse, seed=i) for i in range(4)])
+    scale = np.mean([_estimate(sizes, sparse=sparse, seed=i) for i in range(4)])
     assert scale == pytest.approx(EXPECTED, rel=0.1)
 
 
@@ -85,7 +85,7 @@ def test_it_is_the_same_by_every_interface(make):
 
 
 def test_without_weights_its_unit_is_the_micro_batch():
-    scale = np.mean([_estimate([8] * 4, 300, False, seed=i) for i in range(4)])
+    scale = np.mean([_estimate([8] * 4, False, seed=i) for i in range(4)])
     assert scale == pytest.approx(EXPECTED / 8, rel=0.1)
 
 

@@ -230,27 +230,18 @@ def test_every_micro_step_is_in_an_update_or_in_an_open_window(
             run.result()
     held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", caplog.text)))
     counts = re.findall(r"trained (\d+) updates of this worker", caplog.text)
-    with tf.Graph().as_default(), v1.Session(tasks["chief 0"][0].target) as session:
-        with tf.device("/job:ps/task:0"):
-            counters = [
-                tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
-                for name in ("global_step", "update_step")
-            ]
-        reads = [
-            tf.raw_ops.ReadVariableOp(resource=c, dtype=tf.int64) for c in counters
-        ]
-        global_step, update_step = session.run(reads)
+    global_step, update_step = _counters(tasks["chief 0"][0].target, servers=(0, 0))
     assert len(counts) == 2 and sum(map(int, counts)) == update_step
     assert global_step == update_step * _STEPS + held >= 400
 
 
-def _counters(target: str) -> tuple[int, int]:
-    """Returns global_step and update_step, which are on different servers."""
+def _counters(target: str, servers: tuple[int, int]) -> tuple[int, int]:
+    """Returns global_step and update_step, which are on these servers."""
     # Other tasks may have ended, and a session would wait for them.
     config = v1.ConfigProto(device_filters=["/job:ps"])
     with tf.Graph().as_default(), v1.Session(target, config=config) as session:
         reads = []
-        for number, name in enumerate(("global_step", "update_step")):
+        for number, name in zip(servers, ("global_step", "update_step")):
             with tf.device(f"/job:ps/task:{number}"):
                 handle = tf.raw_ops.VarHandleOp(
                     dtype=tf.int64, shape=[], shared_name=name
@@ -283,7 +274,7 @@ def test_a_cluster_loses_the_window_of_a_killed_worker_alone(tmp_path, monkeypat
             tasks = [task.wait() for task in (first, second, third)]
     assert [task.returncode for task in tasks] == [0, 0, 0]
     output = "".join(task.output for task in tasks)
-    global_step, update_step = _counters(servers[0].target)
+    global_step, update_step = _counters(servers[0].target, servers=(0, 1))
     steps, lost = parameter_server_task.STEPS, parameter_server_task.DEATH
     counts = re.findall(r"trained (\d+) updates? of this worker", output)
     assert len(counts) == 3 and sum(map(int, counts)) + lost // steps == update_step

@@ -60,11 +60,11 @@ def _metrics(labels, predicted):
 _FLOATS = ("mean", "keras_mean", "loss", "average_loss", "prediction/mean")
 
 
-def _model_fn(memory=_PLENTY, metrics=_metrics, body=hidden_layer):
+def _model_fn(memory=_PLENTY, metrics=_metrics):
     """Returns a regression's model_fn with `metrics(labels, predicted)`."""
 
     def model_fn(features, labels, mode):
-        predicted = output_layer(body(memory.allocate(features["x"])))
+        predicted = output_layer(hidden_layer(memory.allocate(features["x"])))
         loss = tf.reduce_mean(tf.square(predicted - labels))
         train_op = None
         if mode == tf.estimator.ModeKeys.TRAIN:

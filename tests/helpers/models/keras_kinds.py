@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.keras._accumulate import is_supported
+from scripts.experiments.optimizer_table import sum_of_rows
 
 KINDS = [("keras", "new"), ("keras", "legacy")] * is_supported(
     importlib.import_module("keras")
@@ -118,15 +119,6 @@ def _summing(keras):
             return {"loss": loss}
 
     return Summing
-
-
-def sum_of_rows(gradient):
-    """Returns the gradient with the slices of each row summed."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 @pytest.fixture(
