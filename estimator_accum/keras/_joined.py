@@ -21,25 +21,32 @@ class Cut:
     """A batch, cut into micro-batches, of which the last may have fewer examples.
 
     Args:
-        tensors: Tensors [B, ...].
+        inputs: Tensors [B, ...].
         micro_batches: Number of micro-batches, at most one for each example.
+        targets: Tensors [B, ...], with the weights of examples.
 
     Attributes:
         number: Number of micro-batches, a scalar.
     """
 
-    def __init__(self, tensors: list[tf.Tensor], micro_batches):
-        rows = [tf.shape(tensor)[0] for tensor in tensors]
-        words = (
-            "All inputs of a cut model must have a row for each example. Received: "
-            "inputs with other numbers of rows. Give each its examples along axis 0, "
-            "or train with accumulate()."
-        )
+    def __init__(self, inputs: list[tf.Tensor], micro_batches, targets: list = ()):
+        rows = tf.shape(inputs[0])[0]
         checks = [
-            tf.debugging.assert_equal(other, rows[0], words) for other in rows[1:]
+            tf.debugging.assert_equal(
+                tf.shape(tensor)[0],
+                rows,
+                f"All {name} of a cut batch must have a row for each example. Received: "
+                f"{name} with other numbers of rows than the first input. Give each "
+                "example its row along axis 0, or train with accumulate().",
+            )
+            for name, tensors in {
+                "inputs": inputs[1:],
+                "targets and weights": targets,
+            }.items()
+            for tensor in tensors
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
-            self._rows = tf.identity(rows[0])
+            self._rows = tf.identity(rows)
         self._size = tf.maximum(-(-self._rows // micro_batches), 1)
         self.number = tf.maximum(-(-self._rows // self._size), 1)
 

@@ -220,7 +220,7 @@ class _Batches:
     def _one_pass(self, forward: Forward, inputs: list, seed, targets: list, loss):
         model, keras_loss = self._model, self._model.compute_loss
         variables = self._keras_model.trained_variables(model)
-        cut = Cut([*inputs, *targets], self._micro_batches)
+        cut = Cut(inputs, self._micro_batches, targets)
         with internals.stop_recording():
             outputs, gradients = outputs_and_gradients_of(
                 forward, cut, inputs, seed, targets, loss, variables

@@ -9,7 +9,13 @@ import tensorflow as tf
 from tensorflow.python.util import _pywrap_determinism
 
 import estimator_accum.keras._internals as internals
-from estimator_accum.keras import _joined, _microbatch, _models, microbatch
+from estimator_accum.keras import (
+    _joined,
+    _microbatch,
+    _models,
+    _retries,
+    microbatch,
+)
 from estimator_accum.keras._row_loss import row_loss_of
 from tests.helpers.models.keras_cut import LOSSES, difference, train
 
@@ -502,6 +508,14 @@ def test_other_inputs_and_outputs_are_refused(keras, b, output, error, sentence)
         model.train_step(({"a": tf.ones([4, 5]), "b": b}, tf.ones([4, 5])))
 
 
+def test_targets_have_a_row_for_each_example():
+    rows = tf.TensorSpec([None, 1])
+    cut = tf.function(lambda x, y: _joined.Cut([x], 3, [y]).number, [rows, rows])
+    assert cut(tf.ones([4, 1]), tf.ones([4, 1])) == 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="All targets and weights"):
+        cut(tf.ones([4, 1]), tf.ones([1, 1]))
+
+
 def test_masks_of_the_outputs_reach_the_loss(keras):
     def losses(micro_batches):
         keras.utils.set_random_seed(1)
@@ -581,9 +595,9 @@ def test_other_models_are_refused(keras):
         microbatch(_built(keras, keras.layers.Dense(1)))
 
 
-def _failing(keras, fails, place="call"):
+def _failing(keras, fails, place="call", calls=None):
     """Runs out of memory in the calls of these numbers, or in a constraint."""
-    calls = []
+    calls = [] if calls is None else calls
 
     def check():
         calls.append(None)
@@ -605,9 +619,9 @@ def _failing(keras, fails, place="call"):
     return keras.layers.Activation("linear"), Constraint()
 
 
-def _retried(keras, fails, micro_batches="auto", place="call", loss="mse"):
+def _retried(keras, fails, micro_batches="auto", place="call", loss="mse", calls=None):
     keras.utils.set_random_seed(1)
-    layer, constraint = _failing(keras, fails, place)
+    layer, constraint = _failing(keras, fails, place, calls)
     dropout = keras.layers.Dropout(0.3)
     dense = keras.layers.Dense(2, kernel_constraint=constraint)
     model = microbatch(_built(keras, layer, dropout, dense), micro_batches)
@@ -615,17 +629,13 @@ def _retried(keras, fails, micro_batches="auto", place="call", loss="mse"):
     return model
 
 
-# In a batch of K micro-batches, the first pass makes the calls before the Kth.
-@pytest.mark.parametrize(
-    ("fails", "loss"),
-    [({0, 2}, "mse"), ({0, 1}, _largest), ({0, 2}, _largest), ({0, 4}, _largest)],
-)
-def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(keras, fails, loss):
-    x, y = _batch(5), _batch(2)
+def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(keras):
     models, history = [], []
-    for these, number in ((fails, "auto"), ((), 4)):
-        models.append(_retried(keras, these, number, loss=loss))
-        fitted = models[-1].fit(x, y, epochs=2, batch_size=10, verbose=0)
+    for fails, number in (({0, 2}, "auto"), ((), 4)):
+        models.append(_retried(keras, fails, number))
+        fitted = models[-1].fit(
+            _batch(5), _batch(2), epochs=2, batch_size=10, verbose=0
+        )
         history.append(fitted.history)
     ours, wanted = models
     assert history[0] == history[1]
@@ -635,18 +645,49 @@ def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(keras, fails, 
         assert ours._train_counter.numpy() == wanted._train_counter.numpy() == 2
 
 
-def test_evaluation_and_prediction_are_retried(keras):
-    x, y = _batch(5), _batch(2)
-    wanted = _retried(keras, ())
-    ours = _retried(keras, {0, 1})
-    ours.set_weights(wanted.get_weights())
-    options = {"batch_size": 10, "verbose": 0}
-    evaluated = ours.evaluate(x, y, **options)
-    np.testing.assert_allclose(evaluated, wanted.evaluate(x, y, **options), 1e-5)
-    ours = _retried(keras, {0, 1})
-    ours.set_weights(wanted.get_weights())
-    predicted = ours.predict(x, **options)
-    np.testing.assert_allclose(predicted, wanted.predict(x, **options), 1e-5)
+def test_a_hundred_errors_leave_no_trace(keras, monkeypatch):
+    rng, fails, calls, counts = np.random.default_rng(0), [], [], []
+    make_count = _retries.MicroBatchCount
+    monkeypatch.setattr(
+        _retries, "MicroBatchCount", lambda: counts.append(make_count()) or counts[-1]
+    )
+
+    class TwoErrors(keras.callbacks.Callback):
+        """Fails the batch at once, and then a call of one of its two micro-batches."""
+
+        errors = 0
+
+        def _begin(self, number_of_calls):
+            calls.clear()
+            counts[0]._plan = counts[0]._plan._replace(micro_batches=1)
+            fails[:] = [0, 1 + rng.integers(number_of_calls)]
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self._begin(4)  # in two passes
+
+        def on_test_batch_begin(self, batch, logs=None):
+            self._begin(2)
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.errors += counts[0].value.bit_length() - 1  # each doubles it
+
+        on_predict_batch_begin = on_test_batch_begin
+        on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+    def run(model, callbacks):
+        options = {"batch_size": 10, "verbose": 0, "callbacks": callbacks}
+        x, y = np.tile(_batch(5), [5, 1]), np.tile(_batch(2), [5, 1])
+        predicted = model.predict(x, **options)
+        evaluated = model.evaluate(x, y, **options)
+        history = model.fit(x, y, epochs=8, **options).history
+        return predicted, evaluated, *history.values(), *model.get_weights()
+
+    injecting = TwoErrors()
+    ours = run(_retried(keras, fails, loss=_largest, calls=calls), [injecting])
+    assert injecting.errors == 100
+    wanted = run(_retried(keras, (), 4, loss=_largest), [])
+    for one, other in zip(ours, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_batch_whose_update_has_begun_is_not_retried(keras):
