@@ -7,6 +7,7 @@
 
 import importlib.metadata
 import importlib.util
+import itertools
 import pathlib
 import statistics
 import tempfile
@@ -35,6 +36,8 @@ _STEPS_OF_GROWTH = (2, 4, 8, 16, 32, 64)
 _MIB = 2**20
 _DENSE_LAYERS, _DENSE_WIDTH, _DENSE_BATCH = 12, 2048, 4096  # mostly weights
 _HOUSING_BATCH, _HOUSING_STEPS = 59, 3
+_AT_ONCE, _CUT = "at once", 8
+_KERAS_BATCHES = {"convnet": 512, "transformer": 64}  # model: examples
 
 
 Rows = Iterator[list[Row]]
@@ -104,6 +107,41 @@ def fit(size: str, flags) -> Rows:
                 version = contenders["plain"].facts["version"]
             setting = f"{keras} {version}, BERT-{size}, K={steps}"
             yield make_rows("fit", setting, "ms a micro-step", values, "plain")
+
+
+def keras_batches(_, flags) -> Rows:
+    """Compares Keras's `fit` of whole batches with the same batches in micro-batches.
+
+    Each comparison is of processor seconds, of time, or of the peak of memory.
+    """
+    names = filter(importlib.util.find_spec, ("keras", "tf_keras"))
+    losses = "one pass", "two passes"
+    for keras, model, loss in itertools.product(names, _KERAS_BATCHES, losses):
+        spec = {"keras": keras, "model": model, "loss": loss, "updates": 2}
+        spec["batch_size"] = _KERAS_BATCHES[model]
+        specs = {
+            way: spec | {"micro_batches": number}
+            for way, number in {_AT_ONCE: 1, f"cut in {_CUT}": _CUT}.items()
+        }
+        programs = {way: ("keras_batches", values) for way, values in specs.items()}
+        with started(programs) as contenders:
+            runs = {way: contender.run for way, contender in contenders.items()}
+            answers = take_turns(runs, flags.rounds)
+            version = contenders[_AT_ONCE].facts["version"]
+        compared = {
+            unit: {way: [a[name] for a in ways] for way, ways in answers.items()}
+            for name, unit in (("processor_secs", "CPU s"), ("secs", "s"))
+        }
+        compared["MB"] = {way: [_counted_mb(values)] for way, values in specs.items()}
+        for unit, values in compared.items():
+            setting = f"{keras} {version}, {model}, {loss}"
+            yield make_rows("Keras batches", setting, unit, values, _AT_ONCE)
+
+
+def _counted_mb(spec: dict) -> float:
+    programs = {"counted": ("keras_batches", spec | {"is_counted": True})}
+    with started(programs) as contenders:
+        return contenders["counted"].facts["peak_bytes"] / 1e6
 
 
 def unedited(size: str, flags) -> Rows:
@@ -249,6 +287,7 @@ def traffic(_, flags) -> Rows:
 PARTS = {
     "overhead": (overhead, list(SIZES)),
     "fit": (fit, ["6-layer"]),
+    "keras_batches": (keras_batches, None),
     "growth": (growth, ["small"]),
     "unedited": (unedited, ["small"]),
     "spot_check": (spot_check, ["small"]),

@@ -1,6 +1,8 @@
 """scripts/benchmark.py: every part at a small size."""
 
+import contextlib
 import csv
+import itertools
 
 import numpy as np
 import pytest
@@ -109,6 +111,38 @@ def test_the_spot_check_is_compared_with_none_and_one_micro_batch_with_none(
         ("spot check", 100),
     ]
     assert [row.ratio for row in table[1::2]] == [1.5, 1.25, 1.0] * 2
+
+
+def test_batches_of_keras_are_compared_in_processor_seconds_and_memory(monkeypatch):
+    class Program:
+        def __init__(self, spec):
+            secs = 1 + spec["micro_batches"] / 8
+            self.run = lambda: {"processor_secs": secs, "secs": 2 * secs}
+            peak = 1e6 / spec["micro_batches"] if "is_counted" in spec else None
+            self.facts = {"version": "2", "peak_bytes": peak}
+
+    @contextlib.contextmanager
+    def started(programs):
+        yield {way: Program(spec) for way, (_, spec) in programs.items()}
+
+    monkeypatch.setattr(parts, "started", started)
+    flags = benchmark._parser().parse_args(["--rounds=1"])
+    processor, clock, memory = itertools.islice(parts.keras_batches(None, flags), 3)
+    assert [row.way for row in processor] == ["at once", "cut in 8"]
+    assert processor[1].ratio == clock[1].ratio == 2 / 1.125
+    assert memory[1].ratio == 1 / 8
+
+
+@pytest.mark.slow
+def test_a_batch_of_keras_is_measured():
+    spec = {"keras": "keras", "model": "convnet", "loss": "two passes", "updates": 1}
+    spec |= {"batch_size": 4, "micro_batches": 2, "is_counted": True}
+    program = Contender("keras_batches", spec)
+    try:
+        assert program.facts["peak_bytes"] > 0
+        assert min(program.run().values()) > 0
+    finally:
+        program.close()
 
 
 _WAYS = {
