@@ -18,8 +18,8 @@ from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.names import moves_generator
 from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.variables import find_global_step
-from estimator_accum.graph.walks import ancestors, data_ancestors
-from estimator_accum.graph.writers import MicroStepWriters, varying
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.graph.writers import MicroStepWriters, needed_by_updates, varying
 
 _WARNED = "_estimator_accum_warned_of_writes"  # a graph's attribute
 _APPLIES = re.compile("(Resource)?(Sparse)?Apply")
@@ -59,8 +59,7 @@ def _repeated_writes(
     state = {v.op.name for w in windows for v in w.variables}
     counter = find_global_step()
     names = {*trained, *state} | ({counter.op.name} if counter is not None else set())
-    updates = graph.get_collection(keys.UPDATE_OPS)
-    meant = ancestors([getattr(update, "op", update) for update in updates])
+    meant = needed_by_updates(graph)
     trainable = {v.op for v in graph.get_collection(keys.TRAINABLE_VARIABLES)}
 
     look_inside = functools.cache(lambda: deciding_inside(graph))

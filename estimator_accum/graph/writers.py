@@ -93,6 +93,12 @@ def operations_of_updates(graph: tf.Graph) -> set[tf.Operation]:
     return value_of_graph(graph, _UPDATES, set())
 
 
+def needed_by_updates(graph: tf.Graph) -> dict[tf.Operation, tf.Operation | None]:
+    """Returns the ancestors of all updates that layers have registered."""
+    updates = graph.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    return ancestors([getattr(update, "op", update) for update in updates])
+
+
 def writing(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
     """Returns those of the operations that may write a variable."""
     library = functools.cache(library_of_functions)

@@ -111,18 +111,9 @@ class BatchRunner:
                 memory, or the batch cannot be cut.
             tf.errors.OutOfRangeError: At the end of the data.
         """
-        replicas = self._replicas
-        if self.is_open:  # the caller goes on after an error
-            session.run(self._roll_back)
-            self.is_open = False
         taken = list(taken)
-        before = [(r.total.release, r.total.before, r.snapshot) for r in replicas]
-        staged, _, values = session.run(
-            [[replica.batch.stage for replica in replicas], before, taken]
-        )
-        self.is_open = True
-        shapes = [shapes for shapes, _ in staged]
-        names = [replica.batch.names for replica in replicas]
+        shapes, values = self._stage(session, taken)
+        names = [replica.batch.names for replica in self._replicas]
         self.rows = rows = list(map(rows_of, names, shapes))
         if not any(rows):
             raise ValueError(
@@ -149,6 +140,19 @@ class BatchRunner:
                 continue
             self._count.time_batch(secs / max(rows))
             return feeds | dict(zip(taken, values, strict=True)), fetched
+
+    def _stage(self, session, taken: list[tf.Tensor]) -> tuple[list, list]:
+        """Takes the next batch; returns the shapes of its parts, and `taken`."""
+        if self.is_open:  # the caller goes on after an error
+            session.run(self._roll_back)
+            self.is_open = False
+        replicas = self._replicas
+        before = [(r.total.release, r.total.before, r.snapshot) for r in replicas]
+        staged, _, values = session.run(
+            [[replica.batch.stage for replica in replicas], before, taken]
+        )
+        self.is_open = True
+        return [shapes for shapes, _ in staged], values
 
     def _check_rows(self, shapes: list, rows: list[int]) -> None:
         """Raises ValueError if a batch is cut that may have features of no example."""

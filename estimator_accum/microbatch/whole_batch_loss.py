@@ -22,7 +22,7 @@ from estimator_accum.core.interception import without_interception
 from estimator_accum.graph.branches import is_in_branch
 from estimator_accum.graph.names import VARIABLES, is_draw
 from estimator_accum.graph.walks import ancestors, path_to
-from estimator_accum.graph.writers import variable_of
+from estimator_accum.graph.writers import needed_by_updates, variable_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
@@ -31,7 +31,7 @@ from estimator_accum.microbatch.collecting import (
     keep_rows,
 )
 from estimator_accum.microbatch.gather import gather
-from estimator_accum.microbatch.writes import needed_by_updates, written_by
+from estimator_accum.microbatch.writes import written_by
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
 _ONE_ROW = (
@@ -267,7 +267,7 @@ def _computed(
     created = [op for op in after if op in needed]
     captured = _captured(loss, created, everything)
     _check_of_no_micro_batch(captured, batch)
-    updates = needed_by_updates()
+    updates = needed_by_updates(graph)
     registered = [op for op in after if op in updates]
     _check_loss_fn(created, registered, is_joint)
     return loss, [tensor for tensor in captured if _is_trained(tensor)]

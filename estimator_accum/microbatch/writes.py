@@ -53,12 +53,6 @@ def snapshot(
     return take, restore
 
 
-def needed_by_updates() -> dict[tf.Operation, tf.Operation | None]:
-    """Returns the ancestors of all updates that layers have registered."""
-    updates = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
-    return ancestors([getattr(update, "op", update) for update in updates])
-
-
 def written_by(
     operations: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
 ) -> list[tf.Operation]:

@@ -39,12 +39,7 @@ def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]
     if operation.type == "L2Loss" and kinds[0] == "rows":
         return [0.5]
     if operation.type == "Sum" and kinds[0] == "rows":
-        axes = analysis.value(operation.inputs[1])
-        rank = first.shape.rank
-        if axes is None or rank is None:
-            return []
-        is_over = analysis.state(first).axis in {int(axis) % rank for axis in axes.flat}
-        return [1.0] if is_over else []
+        return [1.0] if _sums_rows(analysis, operation) else []
     if operation.type in ("Sum", "Mean"):
         by = 1.0 if operation.type == "Sum" else _share(operation)
         return _scaled(factors_of_sums(analysis, first), by)
@@ -82,6 +77,15 @@ def _share(operation: tf.Operation) -> float | None:
     before = operation.inputs[0].shape.num_elements()
     after = operation.outputs[0].shape.num_elements()
     return after / before if before and after else None
+
+
+def _sums_rows(analysis: Analysis, operation: tf.Operation) -> bool:
+    """Returns whether a sum of a tensor with rows is over these."""
+    axes, rank = analysis.value(operation.inputs[1]), operation.inputs[0].shape.rank
+    if axes is None or rank is None:
+        return False
+    rows = analysis.state(operation.inputs[0]).axis
+    return rows in {int(axis) % rank for axis in axes.flat}
 
 
 def _combines_rows(analysis: Analysis, operation: tf.Operation) -> bool:

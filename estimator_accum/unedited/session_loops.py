@@ -29,8 +29,7 @@ from estimator_accum.graph.internals import GRADIENTS, replace_function
 from estimator_accum.graph.names import moves_generator
 from estimator_accum.graph.variables import reads_of
 from estimator_accum.graph.walks import ancestors, walk
-from estimator_accum.graph.writers import writers_of
-from estimator_accum.microbatch.writes import needed_by_updates
+from estimator_accum.graph.writers import needed_by_updates, writers_of
 from estimator_accum.unedited.own_loops import watch_fetches
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -254,7 +253,7 @@ class Runs:
         if not is_training and not self._has_trained:
             return
         with graph.as_default():
-            written, registered = self._written(needed), needed_by_updates()
+            written, registered = self._written(needed), needed_by_updates(graph)
             windows = len(get_windows())
         if not is_training:
             if written:
@@ -270,6 +269,10 @@ class Runs:
                 "With --gradient_accumulation_steps a script must not accumulate by "
                 "itself. Received: a train op of this library. Run the script by itself."
             )
+        self._check_written(written, registered)
+
+    def _check_written(self, written: dict, registered: dict) -> None:
+        """Refuses writes beside the train op, but for those of `registered`."""
         for name, writer in written.items():
             if writer not in registered:
                 _refuse(
