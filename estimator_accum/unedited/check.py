@@ -16,11 +16,7 @@ import sys
 from collections.abc import Callable
 
 from estimator_accum.programs.command_line import count
-from estimator_accum.unedited.command import (
-    add_runs_per_update,
-    add_script,
-    enable_and_run,
-)
+from estimator_accum.unedited.command import add_script, enable_and_run
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -37,7 +33,6 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="updates to compare (default: %(default)d)",
     )
-    add_runs_per_update(parser)
     flags = parser.parse_args(arguments)
     if flags.gradient_accumulation_steps == 1:
         parser.error(

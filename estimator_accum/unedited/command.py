@@ -42,20 +42,16 @@ def add_script(name: str, description: str) -> OneSentenceParser:
         help="does not warn of a processor without instructions for --precision",
     )
     parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, help="a module, its flags"
-    )
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="script, its flags")
-    return parser
-
-
-def add_runs_per_update(parser: OneSentenceParser) -> None:
-    """Adds the flag for scripts with a session loop of their own."""
-    parser.add_argument(
         "--gradient_accumulation_steps",
         type=count,
         metavar="K",
         help="session.run calls per update, for scripts without an Estimator",
     )
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, help="a module, its flags"
+    )
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="script, its flags")
+    return parser
 
 
 def enable_and_run(

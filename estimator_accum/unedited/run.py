@@ -15,12 +15,7 @@ import sys
 from collections.abc import Callable
 
 from estimator_accum.programs.command_line import count
-from estimator_accum.unedited.command import (
-    add_runs_per_update,
-    add_script,
-    compute_in,
-    enable_and_run,
-)
+from estimator_accum.unedited.command import add_script, compute_in, enable_and_run
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,7 +31,6 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="micro-batches per batch, or auto: the first of 1, 2, 4, ... that fits (default: auto)",
     )
-    add_runs_per_update(parser)
     flags = parser.parse_args(arguments)
     if flags.gradient_accumulation_steps is not None and flags.micro_batches:
         parser.error(

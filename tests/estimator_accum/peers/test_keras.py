@@ -25,13 +25,3 @@ def test_gradient_accumulation_with_weight_decay(kind, name):
     apply_each(optimizers[1], theirs, windows.mean(1))
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
     assert np.all(np.abs(ours - start) > 1e-3)
-
-
-def test_aggregation_of_slices_leaves_other_rows(kind):
-    """Horovod, test_tensorflow2_keras.py, test_gradient_aggregation: row 1 stays."""
-    table = tf.Variable([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
-    optimizer = accumulate(kind.optimizer("SGD", 1.0, momentum=0.5), 2)
-    for _ in range(4):
-        slices = tf.IndexedSlices([[1.0, 1.0], [1.0, 1.0]], [0, 2], [3, 2])
-        optimizer.apply_gradients([(slices, table)])
-    assert table.numpy().tolist() == [[-2.5, -2.5], [1, 1], [-0.5, -0.5]]

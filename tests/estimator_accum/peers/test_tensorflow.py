@@ -12,8 +12,6 @@ from tests.helpers.models.interfaces import (
     ALL,
     after_each,
     by_minimize,
-    by_train_op,
-    fed_gradients,
     sgd,
     start_session,
 )
@@ -23,44 +21,6 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_graph", "graph_optimizer"),
 ]
 v1 = tf.compat.v1
-
-
-@pytest.mark.parametrize("accumulate", ALL)
-def test_delayed_update_sparse_gradients(accumulate):
-    """OpenNMT-tf, opennmt/tests/optim_test.py, testDelayedUpdateSparseGradients."""
-    table = v1.get_variable("table", initializer=[[1.0, 2.0], [3.0, 4.0]])
-    rows = tf.nn.embedding_lookup(table, [0])
-    loss = v1.losses.mean_squared_error([[1.1, 2.1]], rows)
-    values = np.array(after_each(accumulate(loss, sgd(), 3), [{}] * 3, table))
-    np.testing.assert_allclose(values[:, 0], [[1, 2], [1, 2], [1.1, 2.1]], rtol=1e-6)
-    np.testing.assert_array_equal(values[:, 1], [[3, 4]] * 3)
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_multistep(steps):
-    """tensor2tensor, utils/multistep_optimizer_test.py, testMultistep."""
-    micro_batches = [
-        ([0.1, 0.1], [0.01, 0.01]),
-        ([0.2, -0.1], [0.02, 0.02]),
-        ([0.3, 0.1], [-0.04, 0.04]),
-        ([0.4, -0.1], [-0.04, 0.06]),
-    ][:steps]
-
-    def train(make_train_op, micro_batches):
-        with tf.Graph().as_default():
-            gradients, variables, loss = fed_gradients([1.0, 2.0], [3.0, 4.0])
-            optimizer = v1.train.AdamOptimizer(10.0, beta1=0.2, beta2=0.99)
-            train_op = make_train_op(loss, optimizer)
-            feeds = [dict(zip(gradients, fed, strict=True)) for fed in micro_batches]
-            state = [*optimizer._get_beta_accumulators(), *variables]
-            return after_each(train_op, feeds * 3, state)[len(feeds) - 1 :: len(feeds)]
-
-    ours = train(lambda *arguments: by_train_op(*arguments, steps), micro_batches)
-    mean = np.mean(micro_batches, axis=0)
-    theirs = train(lambda loss, optimizer: optimizer.minimize(loss), [mean])
-    for our_round, their_round in zip(ours, theirs, strict=True):
-        assert our_round[:2] == their_round[:2]  # the beta powers
-        np.testing.assert_allclose(our_round[2:], their_round[2:], 1e-6, 1e-6)
 
 
 def test_accumulator():
@@ -126,23 +86,3 @@ def test_grad_aggregation_with_inf_grad(
             session.run(train_op, {gradient: value})
         np.testing.assert_allclose(session.run(variable), [-0.01, 5], rtol=1e-6)
         assert session.run(update_step) == good_micro_batches // 2
-
-
-def test_large_batch_emulation_no_noise():
-    """TF Privacy, dp_optimizer_keras_sparse_test.py, testLargeBatchEmulationNoNoise."""
-    x = v1.placeholder(tf.float32, [2, 2])
-    var0 = v1.get_variable("var0", initializer=[[1.0, 2.0]])
-    var1 = v1.get_variable("var1", initializer=[3.0])
-    predicted = tf.matmul(var0, x, transpose_b=True) + var1
-    loss = tf.reduce_mean(predicted)
-    train_op = by_minimize(loss, sgd(), 2)
-    state = [var0, var1, get_or_create_update_step()]
-    first, second = [[2, 0], [0, 1]], [[4, 2], [2, 1]]
-    feeds = [{x: fed} for fed in (first, second, second, second)]
-    table = after_each(train_op, feeds, state)
-    assert [[value.tolist() for value in row] for row in table] == [
-        [[[1, 2]], [3], 0],
-        [[[-1, 1]], [2], 1],
-        [[[-1, 1]], [2], 1],
-        [[[-4, -0.5]], [1], 2],
-    ]
