@@ -129,7 +129,7 @@ class _LoopCheck:
         drawn = random_operations(needed)
         try:
             windows = [
-                _joined(self._fed[i : i + self._steps])
+                join_calls(self._fed[i : i + self._steps])
                 for i in range(0, self._wanted, self._steps)
             ]
         except ValueError as refusal:
@@ -178,7 +178,7 @@ def _look(graph: tf.Graph, operations, fetches, run: Callable) -> _Before:
     return _Before(fetches, inputs, variables, run(variables), names)
 
 
-def _joined(calls: list[dict]) -> dict[str, dict]:
+def join_calls(calls: list[dict]) -> dict[str, dict]:
     """Returns feeds with the examples of all calls, in their order and reversed.
 
     Raises:

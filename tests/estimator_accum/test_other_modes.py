@@ -7,7 +7,6 @@ import tensorflow as tf
 from estimator_accum import AccumulatingOptimizer, make_accumulation_hooks
 
 v1 = tf.compat.v1
-_COLUMNS = [tf.feature_column.numeric_column("x", shape=[3])]
 
 
 def _input_fn():

@@ -12,7 +12,7 @@ from estimator_accum.unedited.comparison import (
     check_instead_of_training,
     report,
 )
-from estimator_accum.unedited.loop_comparison import _joined
+from estimator_accum.unedited.loop_comparison import join_calls
 from tests.helpers.models.microbatch_runs import (
     hidden_layer,
     make_data,
@@ -317,10 +317,10 @@ def test_examples_in_a_fixed_number_are_refused_with_a_remedy(
     tensor = make()
     calls = [{tensor: np.full(tensor.shape.as_list(), i)} for i in range(2)]
     with pytest.raises(ValueError, match=rf"in no fixed number.*{remedy}"):
-        _joined(calls)
+        join_calls(calls)
 
 
 def test_a_queue_with_a_smaller_final_batch_is_joined(fresh_graph):
     tensor = _queue(allow_smaller_final_batch=True)
-    joined = _joined([{tensor: np.full([8, 3], i)} for i in range(2)])
+    joined = join_calls([{tensor: np.full([8, 3], i)} for i in range(2)])
     assert joined["whole"][tensor].shape == (16, 3)

@@ -11,7 +11,6 @@ from tests.helpers.oracles.attacked_rules import Attack
 
 v1, raw = tf.compat.v1, tf.raw_ops
 MAKERS: dict[str, Callable] = {}
-_FLOATS = (tf.float32, tf.float64)
 
 
 def _for(*kinds: str):
