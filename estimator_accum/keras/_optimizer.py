@@ -261,25 +261,26 @@ class Accumulating(Saving, DelegatingTrackable):
                 "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
             )
         self._is_reduced = is_reduced
-        pairs = self._without_empty(pairs)
+        return run_micro_step(
+            self._window,
+            self._gradients_by_index(self._without_empty(pairs), replica),
+            weight,
+            loss,
+            self._tf_variable(self.iterations),
+            self._options(),
+            is_reduced,
+            self._apply_to,
+        )
+
+    def _gradients_by_index(self, pairs: list, replica) -> dict:
+        """Returns gradients by the numbers of their variables, which may be new."""
         if unknown := self._unknown([v for _, v in pairs]):
             self._check_takes(unknown)
             replica.merge_call(lambda strategy: self.build(unknown))
         if is_compiled_by_xla():
             self._check_xla(pairs)
         gradients = {self._indices[self._key(v)]: g for g, v in pairs}
-        gradients = dict(sorted(gradients.items()))
-        iterations = self._tf_variable(self.iterations)
-        return run_micro_step(
-            self._window,
-            gradients,
-            weight,
-            loss,
-            iterations,
-            self._options(),
-            is_reduced,
-            self._apply_to,
-        )
+        return dict(sorted(gradients.items()))
 
     def _check_not_traced(self, steps) -> None:
         traced = getattr(self, "_traced_steps", None)

@@ -130,16 +130,23 @@ def share_out(
             f"{effective}, not {micro} * {steps} * {num_replicas} = "
             f"{micro * steps * num_replicas}. Leave one of the three out."
         )
-    is_enough = steps * num_replicas <= effective
+    batches = Batches(effective, steps, num_replicas, micro == AUTO)
+    _check_enough(batches, may_be_empty)
+    return batches
+
+
+def _check_enough(batches: Batches, may_be_empty: bool) -> None:
+    effective, replicas = batches.effective_batch_size, batches.num_replicas
+    steps = batches.gradient_accumulation_steps
+    is_enough = steps * replicas <= effective
     if may_be_empty:
-        is_enough = num_replicas <= effective and steps <= -(-effective // num_replicas)
+        is_enough = replicas <= effective and steps <= -(-effective // replicas)
     if not is_enough:
         raise ValueError(
             "`--effective_batch_size` must have an example for each micro-step of each "
-            f"replica. Received: {effective} for {steps} micro-steps of {num_replicas} "
+            f"replica. Received: {effective} for {steps} micro-steps of {replicas} "
             "replicas. Use a larger one, or fewer of them."
         )
-    return Batches(effective, steps, num_replicas, micro == AUTO)
 
 
 def _check_auto(effective: int | None, steps: int | None) -> None:
