@@ -5,7 +5,7 @@
               out of memory: roll back their writes, cut finer, retry
 
 A run that fails may have executed in part, so a run that may be retried contains only
-operations that can be rolled back.
+operations that can be rolled back. After another error the next batch rolls them back.
 """
 
 import time
