@@ -59,25 +59,28 @@ def execute(job: Job) -> str | None:
     )
     if not cluster.is_alone:
         watchdog.start()
-    train(job, watchdog)
+    has_trained = train(job, watchdog)
     watchdog.stop()
     chief_evaluates = cluster.is_chief and not cluster.has_evaluator
     if chief_evaluates or cluster.is_evaluator:
-        return evaluate_and_export(job)
+        return evaluate_and_export(job, has_trained)
     return None
 
 
-def train(job: Job, watchdog: Watchdog) -> None:
+def train(job: Job, watchdog: Watchdog) -> bool:
     """Trains as this task of the cluster; an evaluator evaluates meanwhile.
 
     Args:
         job: The checked run.
         watchdog: Watchdog that is told of progress.
+
+    Returns:
+        False if the run is trained already.
     """
     settings, batches = job.settings, job.batches
     progress = begin(job, settings.output_dir, batches)
     if progress is None:
-        return
+        return False
     updates_left = settings.train_updates - progress.update
     first_update, stride = job.cluster.turn(progress.update)
     enter(job.cluster)  # Estimator and strategy read TF_CONFIG, not an argument
@@ -112,9 +115,10 @@ def train(job: Job, watchdog: Watchdog) -> None:
                 throttle_secs=_SECS_BETWEEN_EVALUATIONS,
             ),
         )
+    return True
 
 
-def evaluate_and_export(job: Job) -> str:
+def evaluate_and_export(job: Job, has_trained: bool) -> str:
     """Evaluates and exports the last checkpoint; returns the results as text."""
     enter(Cluster())  # the other tasks may have ended
     estimator = _make_estimator(job, None)
@@ -136,7 +140,7 @@ def evaluate_and_export(job: Job) -> str:
         rows,
         draw,
         [["export", os.fsdecode(export)]],
-        note=traffic_text(job.batches),
+        note=traffic_text(job.batches) if has_trained else None,
     )
 
 
