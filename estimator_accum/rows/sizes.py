@@ -222,6 +222,7 @@ ARITHMETIC = {
     "FloorMod": _elementwise(Size.__mod__),
     "GatherV2": _gather,
     "Identity": lambda operation, x: [x],
+    "InvertPermutation": lambda operation, x: [np.argsort(_ints(x))],
     "Maximum": _elementwise(Size.maximum),
     "Minimum": _elementwise(Size.minimum),
     "Mul": _elementwise(Size.__mul__),

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.internals import set_input
+from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
 from estimator_accum.microbatch.own_optimizer.head import Copies, View
@@ -20,8 +21,12 @@ from estimator_accum.microbatch.own_optimizer.patches import (
     PASSES_ON,
     Request,
     put_behind,
+    source_of,
 )
-from estimator_accum.microbatch.own_optimizer.refusals import check_own_gradients
+from estimator_accum.microbatch.own_optimizer.refusals import (
+    check_own_gradients,
+    results_with_own_gradients,
+)
 
 
 class Derivation(NamedTuple):
@@ -66,8 +71,7 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
     arriving = _arriving(batch, view, rows, gradients)
     gradients = [None] * len(request.xs)
     if rows:
-        gradients = request.compute(rows, request.xs, arriving, [])
-        check_own_gradients(view, rows, arriving, gradients)
+        gradients = _of_rows(request, view, rows, arriving)
     return Derivation(view, rows, arriving, gradients, direct, not losses)
 
 
@@ -144,6 +148,29 @@ def _of_head(
     gradients = [next(values) for _ in rows]
     parts = [part if part is None else next(values) for part in parts]
     return rows, gradients, tf.nest.pack_sequence_as(direct, parts, True)
+
+
+def _of_rows(
+    request: Request, view: View, rows: list[tf.Tensor], arriving: list[tf.Tensor]
+) -> list[Gradient | None]:
+    """Returns the micro-batch's gradients that flow from its rows.
+
+    The gradients of results that have a gradient of their own are asked for as well:
+    they have rows, whatever operations are between.
+    """
+    operations = [source_of(x) for x in request.xs]
+    tensors = [output for operation in operations for output in operation.outputs]
+    trained = data_descendants(tensors)
+    results = [
+        result
+        for result in results_with_own_gradients(view, rows)
+        if result.op in trained
+    ]
+    gradients = request.compute(rows, [*request.xs, *results], arriving, [])
+    number = len(request.xs)
+    pairs = zip([*rows, *results], [*arriving, *gradients[number:]], strict=True)
+    check_own_gradients(view, list(pairs), gradients[:number])
+    return gradients[:number]
 
 
 def _arriving(

@@ -24,6 +24,7 @@ from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
 from estimator_accum.microbatch.collecting import keep
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation
+from estimator_accum.microbatch.own_optimizer.patches import source_of
 from estimator_accum.microbatch.work import Work
 
 _HALVES = (tf.float16, tf.bfloat16)
@@ -99,12 +100,6 @@ def add_to_sums(
     commits = commit(accumulators, sums, batch.is_first)
     with tf.control_dependencies(None):
         batch.works.add(work_of_sums(commits, accumulators))
-
-
-def source_of(x) -> tf.Operation:
-    """Returns the operation of a tensor, or of a variable's handle."""
-    handle = getattr(x, "handle", None)
-    return x.op if handle is None else handle.op
 
 
 def _keep(batch: WholeBatch, direct: list) -> list:

@@ -15,11 +15,10 @@ from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation, derive
 from estimator_accum.microbatch.own_optimizer.gradient_sums import (
     Sums,
-    source_of,
     sum_over_batch,
 )
 from estimator_accum.microbatch.own_optimizer.head import Copies, of_batch
-from estimator_accum.microbatch.own_optimizer.patches import Request
+from estimator_accum.microbatch.own_optimizer.patches import Request, source_of
 from estimator_accum.microbatch.own_optimizer.refusals import (
     check_first_order,
     check_not_repeated,

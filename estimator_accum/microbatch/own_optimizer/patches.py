@@ -61,6 +61,12 @@ class Request(NamedTuple):
         return tf.nest.flatten([*self.ys, *arriving], expand_composites=True)
 
 
+def source_of(x) -> tf.Operation:
+    """Returns the operation of a tensor, or of a variable's handle."""
+    handle = getattr(x, "handle", None)
+    return x.op if handle is None else handle.op
+
+
 @contextlib.contextmanager
 def intercepting(gradients: Callable) -> Iterator[None]:
     """Gives this thread's calls of tf.gradients and tf.GradientTape to a function.

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
+from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.functions import operations_with_own_gradients
 from estimator_accum.graph.internals import (
     context_of,
@@ -66,25 +67,41 @@ def check_shapes(batch: WholeBatch) -> None:
             )
 
 
+def results_with_own_gradients(view: View, rows: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the results with rows of operations whose gradient a user wrote."""
+    return [
+        output
+        for operation in _customized(rows)
+        if context_of(operation) is None
+        for output in operation.outputs
+        if view.state(output).kind == "rows" and output.dtype.is_floating
+    ]
+
+
 def check_own_gradients(
-    view: View, rows: list, arriving: list, gradients: list
+    view: View, pairs: list[tuple[tf.Tensor, Gradient | None]], gradients: list
 ) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
-    The gradient of rows is sums of rows, unless somebody wrote another one.
+    The gradient of rows is sums of rows, unless somebody wrote another one. So each
+    gradient that somebody wrote is looked at by itself, from rows that are proved on.
 
     Args:
         view: The graph of the forward pass.
-        rows, arriving, gradients: As in `Derivation`.
+        pairs: (Tensor of the forward pass, its gradient) where both have the same rows.
+        gradients: As in `Derivation`.
     """
-    needed = data_ancestors([tensor.op for tensor in rows])
-    customized = operations_with_own_gradients(needed)
+    customized = _customized([tensor for tensor, _ in pairs])
     parts = tf.nest.flatten(gradients, expand_composites=True)
     parts = [part for part in parts if part is not None]
     if not customized or not parts:
         return
     scopes = [gradient_scope_of(operation) for operation in customized]
-    states = {a.ref(): view.state(r) for r, a in zip(rows, arriving, strict=True)}
+    states = {
+        gradient.ref(): view.state(tensor)
+        for tensor, gradient in pairs
+        if isinstance(gradient, tf.Tensor)
+    }
     analysis = View(view.batch, parts, states).analysis
     for operation in customized:
         if is_in_while_loop(operation):
@@ -94,6 +111,10 @@ def check_own_gradients(
                 "enable control flow v2, or train without micro-batches."
             )
     refuse_combining(analysis, scopes, "Train without micro-batches.")
+
+
+def _customized(rows: list[tf.Tensor]) -> list[tf.Operation]:
+    return operations_with_own_gradients(data_ancestors([tensor.op for tensor in rows]))
 
 
 def refuse_combining(analysis: Analysis, scopes: Collection[str], remedy: str) -> None:

@@ -111,6 +111,9 @@ _ROWS = {
     ),
     "EuclideanNorm": (lambda x: raw.EuclideanNorm(input=x, axis=[1, 2]), 0, 1),
     "broadcast": (lambda x, y: x * y[:, None, None] + _static([4, 6]), 0, 1),
+    "turned back": (
+        lambda x: tf.transpose(x, tf.math.invert_permutation([0, 2, 1])), 0, 1
+    ),
     "broadcast in time": (lambda x, y: tf.transpose(x, [1, 2, 0]) + y, 2, 1),
     "best": (lambda x: [tf.argmax(x, 2), tf.argmin(x, 1)], 0, 1),
     "scans": (

@@ -752,6 +752,20 @@ def _straight_through(x):
     return tf.round(x), lambda d: d
 
 
+@tf.custom_gradient
+def _weighted_gradient(x):
+    """Its gradient is weighted by a sum over the example's own columns."""
+    return tf.identity(x), lambda d: d * tf.sigmoid(tf.reduce_sum(d * x, 1, True))
+
+
+def _weighted_gradient_of_columns(y, z):
+    """Behind the gradient that a user wrote are operations whose gradients have no rule."""
+    z = _weighted_gradient(z)
+    columns = tf.sort(tf.concat([z[:, ::2], tf.slice(z, [0, 1], [-1, 1])], 1))
+    columns = tf.gather(tf.transpose(tf.tile(columns, [1, 2])), [0, 4, 2])
+    return tf.reduce_mean(squared(y, tf.transpose(columns)))
+
+
 def _gradient_penalty(y, x, z):
     """WGAN-GP: a loss of derivatives with respect to inputs."""
     slopes = tf.gradients(tf.reduce_sum(outputs(x), 1), x)[0]
@@ -807,6 +821,7 @@ DERIVED = {
         tf.reduce_mean(errors(y, z))
         + tf.reduce_mean(entropies(cls, _reversed_gradient(z)))
     ),
+    "weighted_gradient_of_columns": _weighted_gradient_of_columns,
     "straight_through": lambda y, z: tf.reduce_mean(squared(y, _straight_through(z))),
     "gradient_penalty": _gradient_penalty,
     "penalty_of_a_mean": _penalty_of_a_mean,
