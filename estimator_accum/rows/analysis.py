@@ -29,6 +29,7 @@ from estimator_accum.graph.names import (
     draws_from_seed,
     is_draw,
 )
+from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.integers import OF_SHAPE, integer_value
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
@@ -90,6 +91,7 @@ class Analysis:
         self._has_changed = False
         self._has_new_seeds = has_new_seeds
         self._is_body = False
+        self._caller, self._arguments = None, {}  # of a function: their outer tensors
         self._library = {}  # definitions of functions, made on first use
 
     def state(self, tensor: tf.Tensor) -> State:
@@ -175,6 +177,16 @@ class Analysis:
         """Returns the state that all outputs share."""
         states = {self.state(output) for output in operation.outputs}
         return states.pop() if len(states) == 1 else None
+
+    def is_new_in_each_run(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a seed is computed from a number that every run is fed with."""
+        needed = data_ancestors([tensor.op])
+        operations = [op for op in needed if op.graph is tensor.graph]
+        placeholders = [op.outputs[0] for op in operations if op.type == "Placeholder"]
+        if self._caller is not None:  # they are arguments, such as a loop's counter
+            outer = [self._arguments[placeholder.ref()] for placeholder in placeholders]
+            placeholders = [t for t in outer if self._caller.is_new_in_each_run(t)]
+        return bool(placeholders) or any(op.type.startswith("Rng") for op in operations)
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
@@ -310,8 +322,10 @@ class Analysis:
         """
         body = Analysis((), has_new_seeds=self._has_new_seeds)
         body._is_body, body._library = True, self._library
+        body._caller = self
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]
+            body._arguments[inner.ref()] = outer
             is_same = has_own_value is None or has_own_value[i]
             if states[i].kind in ("fixed", "sizes") and is_same:
                 body._values[inner.ref()] = self.value(outer)

@@ -3,7 +3,6 @@
 import tensorflow as tf
 
 from estimator_accum.graph.names import SHAPED_DRAWS
-from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.rules.refusals import (
     FIXED_BESIDE,
     NO_SHAPE,
@@ -40,23 +39,23 @@ def _fill(analysis, operation, states):
 def _random(analysis, operation, states):
     if states[0].kind != "sizes" or any(state.kind != "fixed" for state in states[1:]):
         raise Mixed(SIZE)
-    if operation.type.startswith("Stateless") and not _is_of_micro_batch(operation):
+    if operation.type.startswith("Stateless") and not _has_new_seed(
+        analysis, operation
+    ):
         raise Mixed(
             "a stateless operation draws the same numbers for every micro-batch"
         )
     return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
 
 
-def _is_of_micro_batch(operation: tf.Operation) -> bool:
+def _has_new_seed(analysis, operation: tf.Operation) -> bool:
     """Returns whether a seed is another one for each micro-batch or run."""
     names = [argument.name for argument in operation.op_def.input_arg]
-    seeds = [
-        tensor.op
+    return any(
+        analysis.is_new_in_each_run(tensor)
         for name, tensor in zip(names, operation.inputs, strict=True)
         if name in ("seed", "key", "counter")
-    ]
-    seeds = data_ancestors(seeds)
-    return any(e.type == "Placeholder" or e.type.startswith("Rng") for e in seeds)
+    )
 
 
 @rule("RngReadAndSkip")

@@ -399,6 +399,17 @@ _MIXED = {
     "batch normalization": lambda images: v1.nn.fused_batch_norm(
         images, tf.ones([4]), tf.zeros([4]))[0],
     "own seed for all": lambda y: tf.random.stateless_uniform(tf.shape(y), [1, 2]),
+    "own seeds that a loop counts": lambda y: tf.while_loop(
+        lambda i, _: i < 3,
+        lambda i, z: (i + 1, z + tf.random.stateless_uniform(tf.shape(z), [i, 2])),
+        (0, y))[1],
+    "own seed as an argument": lambda y: tf.function(
+        lambda y, seed: y + tf.random.stateless_uniform(tf.shape(y), seed))(
+            y, tf.constant([1, 2])),
+    "own seeds by the place in time": lambda x: tf.map_fn(
+        lambda pair: pair[0] + tf.random.stateless_uniform(
+            tf.shape(pair[0]), [pair[1], 2]),
+        (tf.transpose(x, [1, 0, 2]), tf.range(4)), tf.float32),
     "chosen by the batch": lambda x: tf.cond(
         tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
     "a loop that combines": lambda x: _loop(x, lambda z: z - tf.reduce_mean(z, 0)),
@@ -474,6 +485,14 @@ def test_random_numbers_have_rows_if_a_state_draws_them(seen):
         ]
 
     seen |= _assert_rows(draw, 0, is_random=True)
+
+
+def test_the_seed_of_a_micro_batch_draws_rows_in_a_loop():
+    def draw(y):
+        seed = v1.placeholder(tf.int32, [2])
+        return _loop(y, lambda z: z + tf.random.stateless_uniform(tf.shape(y), seed))
+
+    _assert_rows(draw, 0, is_run=False)
 
 
 def _of_elements(kind: str):
