@@ -1,6 +1,6 @@
 """The traced forward pass of a micro-batch, proved to compute each row alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -32,6 +32,8 @@ from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import State
 
 _ROWS = State("rows", 0)
+# In a graph, Keras's crossentropies take the inputs of these operations for logits.
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
 
 
 class Forward(NamedTuple):
@@ -39,18 +41,34 @@ class Forward(NamedTuple):
 
     Attributes:
         function: Function of a micro-batch's inputs, flat, and of a seed (int32 [2]);
-            returns the outputs, flat, and then the masks that some of them carry.
+            returns the outputs, flat, and then their companions.
         structure: The outputs' structure.
-        masked: Numbers of the outputs that carry a mask.
+        companions: For each companion the number of its output and its name: an attribute
+            that Keras sets, or the type of operation that makes the output from it.
         seeds: Variables from which random numbers come, and which a pass moves.
         draws: Whether random numbers come from the function's seed.
     """
 
     function: Callable[..., list[tf.Tensor]]
     structure: Any
-    masked: list[int]
+    companions: list[tuple[int, str]]
     seeds: list[tf.Variable]
     draws: bool
+
+    def dressed(self, flat: list[tf.Tensor]) -> Any:
+        """Returns outputs as the model returns them, with all that losses look for.
+
+        Args:
+            flat: Outputs and companions, as from `function`.
+        """
+        number = len(tf.nest.flatten(self.structure))
+        outputs = list(flat[:number])
+        for (i, name), companion in zip(self.companions, flat[number:], strict=True):
+            if name in _ACTIVATIONS:
+                outputs[i] = _ACTIVATIONS[name](companion)
+            else:
+                setattr(outputs[i], name, companion)
+        return tf.nest.pack_sequence_as(self.structure, outputs)
 
 
 def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bool):
@@ -71,7 +89,8 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
         ValueError: If a row depends on other examples, or the pass writes a variable or
             adds a loss.
     """
-    structure, masked = [], []
+    structure, companions = [], []
+    is_eager = tf.executing_eagerly()
 
     def forward(*flat):
         *values, seed = flat
@@ -80,9 +99,11 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
         structure[:] = [outputs]
         flat = tf.nest.flatten(outputs)
         _check_tensors("outputs", flat)
-        masks = [getattr(output, internals.MASK, None) for output in flat]
-        masked[:] = [i for i, mask in enumerate(masks) if mask is not None]
-        return [*map(tf.identity, flat), *(masks[i] for i in masked)]
+        pairs = [
+            (i, *pair) for i, o in enumerate(flat) for pair in _beside(o, is_eager)
+        ]
+        companions[:] = [(i, name) for i, name, _ in pairs]
+        return [*map(tf.identity, flat), *(companion for *_, companion in pairs)]
 
     flat = tf.nest.flatten(inputs)
     _check_tensors("inputs", flat)
@@ -103,7 +124,18 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     _check_rows(function.graph, len(flat))
     _check_own_gradients(forward, function, specs, keras_model.trained_variables(model))
     draws = bool(function.graph.inputs[len(flat)].consumers())
-    return Forward(function, structure[0], masked, seeds, draws)
+    return Forward(function, structure[0], companions, seeds, draws)
+
+
+def _beside(output: tf.Tensor, is_eager: bool) -> Iterator[tuple[str, tf.Tensor]]:
+    """Yields name and companion of all that a loss looks for beside an output."""
+    for name in (internals.MASK, internals.LOGITS):
+        companion = getattr(output, name, None)
+        if companion is not None:
+            yield name, companion
+    has_logits = hasattr(output, internals.LOGITS)
+    if output.op.type in _ACTIVATIONS and not has_logits and not is_eager:
+        yield output.op.type, output.op.inputs[0]
 
 
 def _check_tensors(name: str, values: list) -> None:

@@ -96,6 +96,10 @@ def create_or_restore_slot(optimizer, *args, **kwargs):
 # Attribute of a tensor with its mask. If renamed, a loss gets no mask of a cut model.
 MASK = "_keras_mask"
 
+# Attribute of a tensor with the logits from which an activation made it. If renamed, a
+# crossentropy takes the probabilities of a cut model, and its logits where it is whole.
+LOGITS = "_keras_logits"
+
 
 def layers_of(model) -> list:
     """Returns the model and all layers in it. If renamed, `microbatch` fails."""

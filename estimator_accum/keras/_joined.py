@@ -67,7 +67,7 @@ def outputs_of(forward: Forward, cut: Cut, inputs: list, seed) -> list[tf.Tensor
     def run(i):
         return [], forward.function(*cut.take(inputs, i), _seed_of(seed, i))
 
-    return _run_all(cut.number, run)[1]
+    return _with_rows_of(inputs, _run_all(cut.number, run)[1])
 
 
 def gradients_of(
@@ -88,7 +88,8 @@ def gradients_of(
         their order, or None.
     """
     places = [i for i, gradient in enumerate(arriving) if gradient is not None]
-    arriving = [arriving[i] for i in places]
+    # A loss that gathers rows of the outputs sends slices.
+    arriving = [tf.convert_to_tensor(arriving[i]) for i in places]
     if not places:
         return [None] * len(variables)
     # Its forward pass needs no gradient, but would keep activations while it waits.
@@ -116,18 +117,25 @@ def outputs_and_gradients_of(
         inputs: Tensors [B, ...].
         seed: Seed of the batch.
         targets: Tensors [B, ...], arguments of `loss`.
-        loss: Function of a micro-batch's part of the batch, of its output and of its
+        loss: Function of a micro-batch's part of the batch, of its outputs and of its
             targets; the sum of its values is the loss.
         variables: The trained variables.
     """
 
     def run(i):
         outputs = forward.function(*cut.take(inputs, i), _seed_of(seed, i))
-        part = loss(cut.part(i), *outputs, *cut.take(targets, i))
+        part = loss(cut.part(i), outputs, cut.take(targets, i))
         return tf.gradients(part, variables), outputs
 
     gradients, outputs = _run_all(cut.number, run)
-    return outputs, gradients
+    return _with_rows_of(inputs, outputs), gradients
+
+
+def _with_rows_of(inputs: list, outputs: list) -> list[tf.Tensor]:
+    """Returns outputs with the static number of rows of the inputs, if there is one."""
+    for output in outputs:
+        output.set_shape(inputs[0].shape[:1].concatenate(output.shape[1:]))
+    return outputs
 
 
 def _run_all(number, run: Callable) -> tuple[list[Gradient | None], list[tf.Tensor]]:

@@ -98,7 +98,6 @@ class _Batches:
         self._micro_batches = self._retries.number if self._retries else micro_batches
         self._steps = 0  # open ones: a strategy opens one for each replica
         self._should_compile = False
-        self._traced = {}  # forward passes of eager steps
         self._seed = None  # of all numbers, from the global seed
 
     @property
@@ -239,7 +238,7 @@ class _Batches:
             return attach(loss, *[variable.read_value() for variable in variables])
 
         vars(model)["compute_loss"] = compute_loss
-        return tf.nest.pack_sequence_as(forward.structure, outputs)
+        return forward.dressed(outputs)
 
     def _two_passes(self, forward: Forward, inputs: list, seed, has_gradient: bool):
         variables = self._keras_model.trained_variables(self._model)
@@ -247,15 +246,13 @@ class _Batches:
         before = [seed_state.read_value() for seed_state in forward.seeds]
         with internals.stop_recording():
             outputs = outputs_of(forward, cut, inputs, seed)
-        number = len(tf.nest.flatten(forward.structure))
-        masks = outputs[number:]
 
         @tf.custom_gradient
         def attach(*weights):
             def gradient(*arriving):
                 for seed_state, value in zip(forward.seeds, before, strict=True):
                     seed_state.assign(value)
-                kinds = [output.dtype for output in outputs[:number]]
+                kinds = [output.dtype for output in outputs]
                 arriving = [
                     value if kind.is_floating or kind.is_complex else None
                     for value, kind in zip(arriving, kinds, strict=True)
@@ -263,14 +260,11 @@ class _Batches:
                 return gradients_of(forward, cut, inputs, seed, arriving, variables)
 
             del weights
-            return [tf.identity(output) for output in outputs[:number]], gradient
+            return list(map(tf.identity, outputs)), gradient
 
         if has_gradient:
             outputs = attach(*[variable.read_value() for variable in variables])
-        outputs = list(outputs[:number])
-        for i, mask in zip(forward.masked, masks, strict=True):
-            setattr(outputs[i], internals.MASK, mask)
-        return tf.nest.pack_sequence_as(forward.structure, outputs)
+        return forward.dressed(outputs)
 
     def _forward(self, inputs, args, kwargs) -> Forward:
         own_call, model = type(self._model).call, self._model
@@ -278,20 +272,10 @@ class _Batches:
         def call(values):
             return own_call(model, values, *args, **kwargs)
 
-        def trace() -> Forward:
-            return trace_forward(
-                self._keras_model, model, call, inputs, self._should_compile
-            )
-
-        if not tf.executing_eagerly():
-            return trace()
-        shapes = tf.nest.map_structure(lambda x: (x.shape[1:], x.dtype), inputs)
-        trained = [id(variable) for variable in model.trainable_variables]
-        trained += [layer.trainable for layer in internals.layers_of(model)]
-        key = repr((shapes, args, kwargs, trained))
-        if key not in self._traced:
-            self._traced[key] = trace()
-        return self._traced[key]
+        # An eager step traces anew: Python that `call` reads may have other values.
+        return trace_forward(
+            self._keras_model, model, call, inputs, self._should_compile
+        )
 
 
 def _targets_of(data) -> list:

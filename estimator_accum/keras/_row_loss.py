@@ -35,8 +35,8 @@ def row_loss_of(
         rows: Static number of examples in the batch.
 
     Returns:
-        Function of a micro-batch's part of the batch, of its output and of its targets;
-        the sum of its values is the loss that `compile` got.
+        Function of a micro-batch's part of the batch, of its outputs with companions and
+        of its targets; the sum of its values is the loss that `compile` got.
     """
     keras = keras_of(model)
     own_mask = type(model).compute_mask.__module__.split(".")[0] != keras.__name__
@@ -47,7 +47,7 @@ def row_loss_of(
         and model.activity_regularizer is None
         and not own_mask
         and tf.is_tensor(forward.structure)
-        and not forward.masked
+        and all(name != internals.MASK for _, name in forward.companions)
         and all(_is_dense(value) and value.shape[0] == rows for value in targets)
         and not _is_in_float16(forward.function.graph)
     )
@@ -62,9 +62,9 @@ def row_loss_of(
     ):
         return None
 
-    def values(output, *targets):
+    def values(outputs, targets):
         output, *targets = keras_model.arguments_of_loss(
-            keras.__name__, output, *targets
+            keras.__name__, forward.dressed(outputs), *targets
         )
         if getattr(loss.call(targets[0], output), internals.MASK, None) is not None:
             raise _Masked
@@ -74,12 +74,12 @@ def row_loss_of(
         finally:
             loss.reduction = reduction
 
-    if not _has_row_of_each_example(values, [forward.structure, *targets]):
+    if not _has_row_of_each_example(values, forward.function.outputs, targets):
         return None
 
-    def part_of_loss(part, output, *targets):
+    def part_of_loss(part, outputs, targets):
         output, *targets = keras_model.arguments_of_loss(
-            keras.__name__, output, *targets
+            keras.__name__, forward.dressed(outputs), *targets
         )
         value = loss(targets[0], output, *targets[1:])
         if weight is not None:
@@ -99,8 +99,11 @@ def _is_dense(value) -> bool:
     return tf.is_tensor(value) and not is_composite(value) and bool(value.shape.rank)
 
 
-def _has_row_of_each_example(function: Callable, tensors: list) -> bool:
-    specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors]
+def _has_row_of_each_example(function: Callable, outputs, targets) -> bool:
+    specs = [
+        [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors]
+        for tensors in (outputs, targets)
+    ]
     try:
         # In the step Keras's losses are not converted either.
         run = tf.function(function, autograph=False)
@@ -123,7 +126,7 @@ def _has_row_of_each_example(function: Callable, tensors: list) -> bool:
         or draws
         or captures_of(graph)
         or _is_in_float16(graph)
-    ) and are_rows(graph, len(specs))
+    ) and are_rows(graph, len(outputs) + len(targets))
 
 
 def _asserts_equal_shapes(operation: tf.Operation) -> bool:

@@ -16,6 +16,7 @@ from estimator_accum.keras import (
     _retries,
     microbatch,
 )
+from estimator_accum.keras._forward import Forward
 from estimator_accum.keras._row_loss import row_loss_of
 from tests.helpers.models.keras_cut import LOSSES, difference, train
 
@@ -86,15 +87,17 @@ def _parts(keras, loss, shape=(3,), **options):
     if type(loss).__name__.startswith(("Sparse", "CategoricalGeneralized")):
         y = tf.argmax(y, -1)
     weights = tf.abs(tf.constant(_batch(*shape[:rank])))
-    function = types.SimpleNamespace(graph=tf.Graph())
-    forward = types.SimpleNamespace(structure=output, masked=[], function=function)
+    function = types.SimpleNamespace(graph=tf.Graph(), outputs=[output])
+    forward = Forward(function, output, [], [], draws=False)
     family = _models.Model3 if hasattr(keras, "ops") else _models.Model2
     with tf.Graph().as_default():
         part_of_loss = row_loss_of(family, model, forward, [y, weights], 10)
     if part_of_loss is None:
         return None
     parts = [
-        part_of_loss((end - begin) / 10, *(v[begin:end] for v in (output, y, weights)))
+        part_of_loss(
+            (end - begin) / 10, [output[begin:end]], [y[begin:end], weights[begin:end]]
+        )
         for begin, end in ((0, 4), (4, 8), (8, 10))
     ]
     return float(loss(y, output, weights)), float(sum(parts))
@@ -294,6 +297,86 @@ def test_the_other_micro_batches_begin_when_the_first_is_done():
     (loop,) = [op for op in graph.get_operations() if "While" in op.type]
     counter = loop.inputs[0].op
     assert graph.get_operation_by_name("run") in counter.control_inputs
+
+
+def _stepped(keras, number, layers, y, loss, **options):
+    """Returns loss and weights of one step in `number` micro-batches."""
+    keras.utils.set_random_seed(1)
+    model = microbatch(_built(keras, *layers), number)
+    model.compile("sgd", loss, **options)
+    return float(model.train_on_batch(200 * _batch(5), y)), model.get_weights()
+
+
+_CLASSES, _BITS = np.arange(10) % 3, np.arange(10)[:, None] % 2
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize(
+    ("units", "activation", "loss", "y"),
+    [
+        (3, "softmax", "sparse_categorical_crossentropy", _CLASSES),
+        (3, tf.nn.softmax, "sparse_categorical_crossentropy", _CLASSES),
+        (1, "sigmoid", "binary_crossentropy", _BITS),
+        (1, tf.nn.sigmoid, "binary_crossentropy", _BITS),
+        (3, tf.nn.sigmoid, "sparse_categorical_crossentropy", _CLASSES),
+    ],
+)
+def test_a_loss_finds_the_logits_of_an_output(
+    keras, units, activation, loss, y, is_eager
+):
+    whole, ours = (
+        _stepped(
+            keras,
+            number,
+            [keras.layers.Dense(units, activation)],
+            y,
+            loss,
+            run_eagerly=is_eager,
+        )
+        for number in (1, 3)
+    )
+    assert ours[0] == pytest.approx(whole[0], rel=1e-5)
+    assert np.abs(ours[1][0] - whole[1][0]).max() < 1e-5 * np.abs(whole[1][0]).max()
+
+
+def _of_pairs(y, outputs):
+    del y
+    return tf.square(tf.gather(outputs, [0, 2, 4]) - tf.gather(outputs, [1, 3, 5]))
+
+
+def _of_static_size(y, outputs):
+    return tf.matmul(tf.eye(outputs.shape[0]), tf.square(outputs - y))
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("loss", [_of_pairs, _of_static_size])
+def test_a_loss_may_gather_and_count_examples(keras, loss, is_eager):
+    model = microbatch(_built(keras, keras.layers.Dense(2)), 3)
+    whole = _built(keras, keras.layers.Dense(2))
+    whole.set_weights(model.get_weights())
+    for network in (whole, model):
+        network.compile("sgd", loss, run_eagerly=is_eager)
+        batches = tf.data.Dataset.from_tensors((_batch(5), _batch(2)))
+        network.fit(batches, verbose=0)
+    for value, other in zip(model.get_weights(), whole.get_weights(), strict=True):
+        assert np.allclose(value, other, atol=1e-6)
+
+
+def test_an_eager_step_reads_python_anew(keras):
+    class Scaled(keras.layers.Layer):
+        factor = 1.0
+
+        def call(self, x):
+            return x * self.factor
+
+    scaled = Scaled()
+    model = microbatch(_built(keras, scaled), 3)
+    model.compile("sgd", lambda y, outputs: outputs, run_eagerly=True)
+    ones = np.ones([10, 5], np.float32)
+    losses = []
+    for scaled.factor in (1.0, 3.0):
+        losses.append(float(model.train_on_batch(ones, ones)))
+    assert losses == [1.0, 3.0]
 
 
 def _mixing(keras):
