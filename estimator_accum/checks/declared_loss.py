@@ -166,7 +166,16 @@ def _may_make_mean(factor: float | None, size: int) -> bool:
     if size == 0 and parts in (1, 2):  # 2 of half of a sum, as of L2Loss
         return False
     number = round(parts / max(size, 1))
-    return number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5
+    if number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5:
+        return True
+    # 0.3 / 32 has a weight of 0.3, and 0.01 is a weight itself.
+    by_size = parts / size if size else parts
+    return _is_like_a_weight(by_size) and not _is_like_a_weight(parts)
+
+
+def _is_like_a_weight(number: float) -> bool:
+    """Returns whether somebody may write a number, or 1 by it, with two digits."""
+    return any(abs(float(f"{x:.2g}") / x - 1) < 1e-5 for x in (number, 1.0 / number))
 
 
 def _may_be_of_an_epoch(factor: float | None, size: int) -> bool:

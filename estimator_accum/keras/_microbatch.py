@@ -98,6 +98,7 @@ class _Batches:
         self._micro_batches = self._retries.number if self._retries else micro_batches
         self._steps = 0  # open ones: a strategy opens one for each replica
         self._should_compile = False
+        self._is_proving = False  # a loss that is proved may call the model
         self._seed = None  # of all numbers, from the global seed
 
     @property
@@ -201,9 +202,14 @@ class _Batches:
         variables = self._keras_model.trained_variables(model)
         has_gradient = targets is not None and bool(variables)
         # Eager steps would keep the activations of what a pass records.
-        if has_gradient and targets and not tf.executing_eagerly():
+        may_be_rows = has_gradient and targets and not self._is_proving
+        if may_be_rows and not tf.executing_eagerly():
             rows = flat[0].shape[0]
-            loss = row_loss_of(self._keras_model, model, forward, targets, rows)
+            self._is_proving = True
+            try:
+                loss = row_loss_of(self._keras_model, model, forward, targets, rows)
+            finally:
+                self._is_proving = False
             if loss is not None:
                 return self._one_pass(forward, flat, seed, targets, loss)
         return self._two_passes(forward, flat, seed, has_gradient)

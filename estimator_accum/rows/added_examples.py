@@ -2,12 +2,14 @@
 
     L(A and A) - L(A) = L(A and A and A) - L(A and A) = D(A), not 0
     L(A) - D(A) = L(B) - D(B) = C
-    L(A and B) = D(A) + D(B) + C, unless C = 0
+    L(M and N) = L(M) + L(N) - C
 
-for random examples A and B; C is a penalty, say, or the margin of pairs of examples, which
-the last equation tells apart. A mean has D = 0. The operations that combine examples are
-copied into a graph of their own, so no form of a sum is a rule. Batch normalization is the
-same for examples that are repeated.
+for random examples A and B, and for others of which each in N mirrors one in M. C is a
+penalty, say. A mean has D = 0. The last equation tells a mean of pairs of examples apart.
+Batch normalization is the same for examples that are repeated, and for mirrored ones. The
+equations hold for positive numbers, where logarithms exist, and for those of both signs,
+where margins have an end, if the loss is finite there. The operations that combine examples
+are copied into a graph of their own, so no form of a sum is a rule.
 """
 
 import collections
@@ -58,12 +60,21 @@ class Rows(NamedTuple):
     axis: int
     span: int
 
-    def repeated(self, value: np.ndarray, times: int) -> np.ndarray:
-        """Returns a value of the tensor in which each example follows itself."""
-        shape, axis = value.shape, self.axis
+    def interleaved(self, values: list[np.ndarray]) -> np.ndarray:
+        """Returns a value in which each example of the first is before its like."""
+        shape, axis = values[0].shape, self.axis
         apart = (*shape[:axis], -1, self.span, *shape[axis + 1 :])
-        value = np.repeat(value.reshape(apart), times, axis)
-        return value.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+        joined = np.stack([value.reshape(apart) for value in values], axis + 1)
+        return joined.reshape(*shape[:axis], -1, *shape[axis + 1 :])
+
+    def mirrored(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns two values of the same mean and variance over the examples."""
+        if not np.issubdtype(value.dtype, np.floating):
+            return value, value
+        middle = (value.max() + value.min()) / 2
+        value = value - value.mean(self.axis, keepdims=True, dtype=value.dtype)
+        value *= (0.45 / max(np.abs(value).max(), 1e-3)).astype(value.dtype)
+        return middle + value, middle - value
 
 
 class Head(NamedTuple):
@@ -169,32 +180,27 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
     random = np.random.default_rng(0)
     others = {tensor.name: _fixed(random, tensor, flag) for tensor in head.others}
     names = {rows.tensor.name: rows for rows in head.rows}
-    one, two = _examples(random, head), _examples(random, head)
 
-    def loss(examples: dict[str, np.ndarray], times: int, changed: dict) -> float:
-        """Returns the loss of examples, each some times, with other numbers."""
-        values = {n: names[n].repeated(v, times) for n, v in examples.items()}
-        return loss_of({**others, **changed, **values})
-
-    of_one, of_two = loss(one, 1, {}), loss(two, 1, {})
-    by_one, by_two = loss(one, 2, {}) - of_one, loss(two, 2, {}) - of_two
-    rest = of_one - by_one
-    size = max(abs(by_one), abs(by_two), abs(rest))
-    differences = [loss(one, 3, {}) - of_one - 2 * by_one, of_two - by_two - rest]
-    if abs(rest) > 1e-4 * size:
-        both = {
-            name: np.concatenate([value, two[name]], names[name].axis)
-            for name, value in one.items()
+    def loss(*examples: dict[str, np.ndarray], changed: dict | None = None) -> float:
+        """Returns the loss of examples, each beside its likes, with other numbers."""
+        values = {
+            name: names[name].interleaved([part[name] for part in examples])
+            for name in names
         }
-        differences.append(loss(both, 1, {}) - by_one - by_two - rest)
-    if not all(abs(difference) <= 1e-4 * size for difference in differences):
+        return loss_of({**others, **(changed or {}), **values})
+
+    one = _examples(random, head, 0.1)
+    differences, by_one = _differences(loss, names, one, _examples(random, head, 0.1))
+    if not np.all(differences <= 1e-4):
         return None
-    if min(abs(by_one), abs(by_two)) <= 1e-2 * size:
+    signed = _examples(random, head, -0.9), _examples(random, head, -0.9)
+    differences, _ = _differences(loss, names, *signed)
+    if np.isfinite(differences).all() and not np.all(differences <= 1e-4):
         return None
 
     def are_factors(names: list[str]) -> bool:
         changed = {name: 3 * others[name] for name in names}
-        by_three = loss(one, 2, changed) - loss(one, 1, changed)
+        by_three = loss(one, one, changed=changed) - loss(one, changed=changed)
         return _is_power_of_3(by_three / by_one)
 
     names_of = collections.defaultdict(list)  # the same constant may stand twice
@@ -205,6 +211,34 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
     if any(map(are_factors, (unknown, *([name] for name in unknown)))):
         return None  # such as 1 / batch size
     return [number for number, names in names_of.items() if are_factors(names)]
+
+
+def _differences(loss: Callable, names: dict, one: dict, two: dict) -> tuple:
+    """Returns by how much the equations of this file fail, and D(A).
+
+    Args:
+        loss: Function of examples, each beside its likes.
+        names: Tensors with rows, by their names.
+        one: Examples A.
+        two: Examples B.
+
+    Returns:
+        Differences relative to the largest term, infinite if D is nearly 0; and D.
+    """
+    of_one, of_two = loss(one), loss(two)
+    by_one, by_two = loss(one, one) - of_one, loss(two, two) - of_two
+    rest = of_one - by_one
+    size = max(abs(by_one), abs(by_two), abs(rest))
+    if min(abs(by_one), abs(by_two)) <= 1e-2 * size:
+        return np.array([np.inf]), by_one
+    pairs = {name: rows.mirrored(one[name]) for name, rows in names.items()}
+    first, second = ({name: pair[i] for name, pair in pairs.items()} for i in (0, 1))
+    differences = [
+        loss(one, one, one) - of_one - 2 * by_one,
+        of_two - by_two - rest,
+        loss(first, second) - loss(first) - loss(second) + rest,
+    ]
+    return np.abs(differences) / size, by_one
 
 
 def _is_power_of_3(number: float) -> bool:
@@ -300,11 +334,11 @@ def _draw_variables(graph: tf.Graph, session) -> bool:
     return True
 
 
-def _draw(random: np.random.Generator, dtype: tf.DType, shape: list) -> np.ndarray:
+def _draw(random, dtype: tf.DType, shape: list, low: float = 0.1) -> np.ndarray:
     """Returns random numbers; whole ones are 0 or 1, and sorted, if they are in a row."""
     shape = [_LENGTH if length is None else length for length in shape]
     if dtype.is_floating:
-        value = random.uniform(0.1, 0.9, shape)
+        value = random.uniform(low, 0.9, shape)
     elif dtype.is_bool:
         value = random.random(shape) < 0.7
     else:
@@ -323,11 +357,11 @@ def _fixed(random: np.random.Generator, tensor: tf.Tensor, flag: bool) -> np.nda
     return np.maximum(value, 1) if tensor.dtype.is_integer else value
 
 
-def _examples(random: np.random.Generator, head: Head) -> dict[str, np.ndarray]:
-    """Returns random examples by the names of tensors."""
+def _examples(random, head: Head, low: float) -> dict[str, np.ndarray]:
+    """Returns random examples >= low by the names of tensors."""
     values = {}
     for tensor, axis, span in head.rows:
         shape = tensor.shape.as_list()
         shape[axis] = _EXAMPLES * span
-        values[tensor.name] = _draw(random, tensor.dtype, shape)
+        values[tensor.name] = _draw(random, tensor.dtype, shape, low)
     return values

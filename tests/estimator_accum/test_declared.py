@@ -132,6 +132,7 @@ def test_a_sum_over_a_batch_is_refused(name, make, fresh_graph):
 SUMS = {
     "half": lambda m: 0.5 * _sum(m),
     "l2_loss": lambda m: tf.nn.l2_loss(m.errors),
+    "by_a_weight": lambda m: 0.31 * _sum(m),
     "by_another_number": lambda m: _sum(m) / 100.0,
     "of_means": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 1)),
     "of_sums": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 1)) + _sum(m),
@@ -178,6 +179,8 @@ OTHERS = {
     "of_the_batch": lambda m: _sum(m) / 8.0,
     "inside_of_the_sum": lambda m: tf.reduce_sum(m.squares / 8.0),
     "weighted": lambda m: 0.7 * _sum(m) / 8.0 + 0.3 * tf.reduce_sum(m.terms) / 8.0,
+    "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
+    "by_the_batch_and_a_weight": lambda m: _sum(m) / (8 * 0.7),
     "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
     "squares": lambda m: tf.nn.l2_loss(m.errors) / 4.0,
     "tf.losses_sum": lambda m: v1.losses.mean_squared_error(
@@ -251,6 +254,9 @@ OTHERS_BY_NUMBERS = {
     ),
     "negatives": lambda m: tf.reduce_mean(
         tf.reduce_sum(_margins(m.errors) * (1.0 - tf.eye(tf.size(m.errors))), 1)
+    ),
+    "pairs_with_themselves": lambda m: tf.reduce_mean(
+        tf.reduce_sum(_margins(m.errors), 1)
     ),
     "of_a_large_table": lambda m: _folded(
         tf.gather(tf.fill([2_000_000], m.w[0]), tf.sort(m.groups))

@@ -362,6 +362,35 @@ def test_a_loss_may_gather_and_count_examples(keras, loss, is_eager):
         assert np.allclose(value, other, atol=1e-6)
 
 
+def test_a_loss_may_call_the_model(keras):
+    x, y = _batch(5), _batch(5)
+    traces = []
+
+    def build():
+        model = _built(keras, _noting(keras, traces), keras.layers.Dense(5))
+        return model, lambda y, outputs: tf.square(outputs - y) + model(y)
+
+    whole, loss = build()
+    whole.compile("sgd", loss)
+    model, loss = build()
+    model.set_weights(whole.get_weights())
+    microbatch(model, 3).compile("sgd", loss)
+    whole.train_on_batch(x, y)
+    traces.clear()
+    model.train_on_batch(x, y)
+    assert len(traces) < 20
+    assert np.allclose(model.get_weights()[0], whole.get_weights()[0], atol=1e-6)
+
+
+def _noting(keras, traces):
+    class Noting(keras.layers.Layer):
+        def call(self, x):
+            traces.append(x)
+            return x
+
+    return Noting()
+
+
 def test_an_eager_step_reads_python_anew(keras):
     class Scaled(keras.layers.Layer):
         factor = 1.0
