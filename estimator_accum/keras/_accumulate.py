@@ -44,8 +44,9 @@ def accumulate(
 
         update = optimizer( sum_i w_i * g_i / sum_i w_i )
 
-    over all micro-batches i of the window and all replicas. An update gives the
-    weights of training on one batch that joins the window's micro-batches.
+    over all micro-batches i of the window and all replicas. With a loss that is a mean,
+    Keras's default, an update gives the weights of training on one batch that joins the
+    window's micro-batches; with `reduction="sum"` its gradient is 1 / K of that batch's.
     `iterations`, learning rate schedules, weight decay, EMA and clipping act once per
     update. A sparse gradient reaches the optimizer with the rows that the window
     touched, each once. Under a `tf.distribute` strategy only the window's sums are

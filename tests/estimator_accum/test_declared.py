@@ -180,7 +180,7 @@ OTHERS = {
     "inside_of_the_sum": lambda m: tf.reduce_sum(m.squares / 8.0),
     "weighted": lambda m: 0.7 * _sum(m) / 8.0 + 0.3 * tf.reduce_sum(m.terms) / 8.0,
     "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
-    "by_the_batch_and_a_weight": lambda m: _sum(m) / (8 * 0.7),
+    "by_the_batch_and_a_weight": lambda m: _sum(m) / (8 * 0.71),
     "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
     "squares": lambda m: tf.nn.l2_loss(m.errors) / 4.0,
     "tf.losses_sum": lambda m: v1.losses.mean_squared_error(
