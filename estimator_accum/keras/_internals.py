@@ -205,11 +205,18 @@ def unpickled(saved):
 
 def seeds_of(layers: list) -> list[tf.Variable]:
     """Returns the variables of random seeds. If renamed, a cut model fails."""
-    module = importlib.import_module("keras.src.random.seed_generator")
-    generators = [module.global_seed_generator()]
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    # Each thread has its own, and so has each replica; one that has none drew nothing.
+    generator = state.get_global_attribute("global_seed_generator")
+    generators = [] if generator is None else [generator]
     for layer in layers:
         generators += layer._seed_generators
     return [tf_variable_of(generator.state) for generator in generators]
+
+
+def create_global_seed() -> None:
+    """Creates the seed of this thread. If renamed, `microbatch` with "auto" fails."""
+    importlib.import_module("keras.src.random.seed_generator").global_seed_generator()
 
 
 def build_for(model, data) -> None:

@@ -144,6 +144,7 @@ class _Batches:
                     is_compiled = self._keras_model is Model2 and model.jit_compile
                     with model.distribute_strategy.scope():
                         _check_place(is_compiled)
+                        _check_replicas()
                     _check_steps(internals.steps_per_execution_of(model))
                     takes_data = self._keras_model is Model3 and "predict" in name
                     prove = self._prove if "train" in name else None
@@ -223,7 +224,8 @@ class _Batches:
         return tf.stack([self._seed[0] + drawn, self._seed[1]])
 
     def _one_pass(self, forward: Forward, inputs: list, seed, targets: list, loss):
-        model, keras_loss = self._model, self._model.compute_loss
+        model = self._model
+        keras_loss = type(model).compute_loss  # not that of another replica
         variables = self._keras_model.trained_variables(model)
         cut = Cut(inputs, self._micro_batches, targets)
         with internals.stop_recording():
@@ -240,7 +242,7 @@ class _Batches:
             ]
 
         def compute_loss(*args, **kwargs):
-            loss = keras_loss(*args, **kwargs)
+            loss = keras_loss(model, *args, **kwargs)
             return attach(loss, *[variable.read_value() for variable in variables])
 
         vars(model)["compute_loss"] = compute_loss
@@ -314,15 +316,26 @@ def _check_place(is_compiled: bool) -> None:
             "Train on one replica, or an Estimator."
         )
     replicas = strategy.num_replicas_in_sync
-    if replicas > 1:
+    if replicas > 1 and not isinstance(strategy, tf.distribute.MirroredStrategy):
         raise ValueError(
-            "Batches must be cut on one replica. Received: a strategy of "
-            f"{replicas} replicas. Train with accumulate(), which reduces once a window."
+            "Batches must be cut on one replica, or on those of a MirroredStrategy. "
+            f"Received: a {type(strategy).__name__} of {replicas} replicas. Train with "
+            "accumulate(), which reduces once a window."
         )
     if is_compiled:
         raise ValueError(
             "A model of Keras 2 that cuts its batches must not be compiled by XLA. "
             "Received: jit_compile=True. Leave it out, or use Keras 3."
+        )
+
+
+def _check_replicas() -> None:
+    """Raises ValueError where a batch that runs out of memory is not retried yet."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            'micro_batches="auto" retries batches of one replica. Received: a strategy '
+            f"of {replicas} replicas. Pass a number of micro-batches."
         )
 
 

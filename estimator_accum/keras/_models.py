@@ -63,6 +63,11 @@ class Model2:
         return internals.losses_of_2(model, output)
 
     @staticmethod
+    def part_of_replica() -> float:
+        """Returns the factor of a loss's mean, which sums over replicas follow."""
+        return 1 / tf.distribute.get_strategy().num_replicas_in_sync
+
+    @staticmethod
     def arguments_of_loss(root: str, output, target, weights=None) -> list:
         """Returns output, target and weights as Keras hands them to a loss."""
         target, output, weights = internals.matched(root, target, output, weights)
@@ -108,6 +113,7 @@ class Model3:
     @staticmethod
     def create_variables(model, data, is_predicted: bool) -> None:
         """Creates all variables: those of a step that fails would have no value."""
+        internals.create_global_seed()
         if not is_predicted:
             internals.build_for(model, data)
         elif not all(layer.built for layer in internals.layers_of(model)):
@@ -124,6 +130,11 @@ class Model3:
     def losses_of(model, output, target) -> list:
         """Returns (loss, weight) of each output, as `compile` got them."""
         return internals.losses_of_3(model, output, target)
+
+    @staticmethod
+    def part_of_replica() -> float:
+        """Returns 1: a loss's mean has the factor already."""
+        return 1.0
 
     @staticmethod
     def arguments_of_loss(root: str, output, target, weights=None) -> list:

@@ -85,7 +85,7 @@ def row_loss_of(
         if weight is not None:
             value *= tf.cast(weight, value.dtype)
         if loss.reduction in _MEANS:
-            value *= tf.cast(part, value.dtype)
+            value *= tf.cast(part * keras_model.part_of_replica(), value.dtype)
         return value
 
     return part_of_loss

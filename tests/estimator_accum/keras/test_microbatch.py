@@ -667,18 +667,17 @@ def test_xla_compiles_a_model_of_keras_3_alone(keras):
 
 @pytest.mark.parametrize(
     ("has_servers", "received"),
-    [(False, "a strategy of 2 replicas"), (True, "a ParameterServerStrategy")],
+    [(False, "a SimpleNamespace of 2 replicas"), (True, "a ParameterServerStrategy")],
 )
-def test_other_places_are_refused(keras, monkeypatch, has_servers, received):
+def test_other_places_are_refused(monkeypatch, has_servers, received):
     strategy = types.SimpleNamespace(
         num_replicas_in_sync=2, _should_use_with_coordinator=has_servers
     )
-    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
-    model.compile("sgd", "mse", run_eagerly=True)
-    step = model.train_step
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
     with pytest.raises(ValueError, match=f"Received: {received}. Train"):
-        step((_batch(5), _batch(1)))
+        _microbatch._check_place(is_compiled=False)
+    with pytest.raises(ValueError, match="Received: a strategy of 2 replicas. Pass a"):
+        _microbatch._check_replicas()
 
 
 def test_other_models_are_refused(keras):

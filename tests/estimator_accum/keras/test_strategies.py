@@ -44,6 +44,8 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     if kind.is_legacy and strategy == "multi_worker":
         pytest.skip("the reduction over workers is that of the newer optimizers")
     options = ["loop"] if kind.is_3 and strategy == "multi_worker" else []
+    is_cut = strategy == "mirrored" and not kind.is_legacy
+    options += ["cut"] if is_cut else []
     report, weights = _run(tmp_path, kind, strategy, *options)
     loss = _assert_like_one_replica(kind, weights)
     assert report.get("window_loss", loss) == pytest.approx(loss, rel=1e-12)
@@ -54,6 +56,9 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     assert traces
     assert all("_true_" in name for name in traces)
     assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
+    for difference, at_once, cut in report["cut"] if is_cut else []:
+        assert difference < 1e-12
+        assert cut == at_once
 
 
 def test_a_saved_window_goes_on_with_another_number_of_replicas(tmp_path, kind):

@@ -17,7 +17,8 @@ ReductionToOneDevice for the strategy; two_devices, two CPU devices for the Sess
 "whole_batch": fits=N,N, rows for which the backward pass of a task has memory. Of
 "keras": root and kind as in keras_kinds; nested, the optimizer in a LossScaleOptimizer;
 multi, a MultiOptimizer; loop, training without `fit`; resume, saved and loaded in
-mid-window for one replica and back; plain, training without accumulation.
+mid-window for one replica and back; plain, training without accumulation; cut, also
+whole batches in micro-batches.
 """
 
 import json
@@ -40,8 +41,8 @@ from estimator_accum import (
     whole_batch_loss,
 )
 from estimator_accum.compat import enable_estimator
-from estimator_accum.keras import AccumulationCallback, accumulate
-from tests.helpers.models.keras_kinds import Kind, sparse_data
+from estimator_accum.keras import AccumulationCallback, accumulate, microbatch
+from tests.helpers.models.keras_kinds import Kind, dense_data, sparse_data
 from tests.helpers.processes import running
 
 v1 = tf.compat.v1
@@ -305,10 +306,39 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
         model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
     np.savez(pathlib.Path(folder, f"weights-{_task_index()}"), *model.get_weights())
     updates = int(model.optimizer.iterations.numpy())
-    report = {"updates": updates, "reductions": reductions}
+    report = {"updates": updates, "reductions": list(reductions)}
     if not {"plain", "nested", "loop", "resume"} & options.keys():
         report["window_loss"] = float(optimizer.window_loss.numpy())
+    if "cut" in options:
+        report["cut"] = _fit_cut(strategy, kind, reductions)
     print(json.dumps(report))
+
+
+def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
+    """Returns (difference, reductions at once, reductions in 3) for two losses.
+
+    The difference is the largest one of weights, trained at once and in micro-batches.
+    """
+    data = tf.data.Dataset.from_tensor_slices(dense_data(88, "float64")).batch(24)
+    results = []
+    for loss in "mse", _compare:
+        weights, numbers = [], []
+        for micro_batches in 1, 3:
+            begin = len(reductions)
+            with strategy.scope():
+                model = microbatch(kind.dense_model("float64"), micro_batches)
+                model.compile(kind.optimizer("Adam", 0.05), loss, jit_compile=False)
+            model.fit(data, shuffle=False, verbose=0)
+            weights.append(model.get_weights())
+            numbers.append(len(reductions) - begin)
+        pairs = zip(*weights, strict=True)
+        results.append((max(np.abs(a - b).max() for a, b in pairs), *numbers))
+    return results
+
+
+def _compare(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Returns a loss of all pairs of examples, so the model runs twice."""
+    return tf.reduce_logsumexp(outputs - tf.transpose(outputs), 1) + outputs * y
 
 
 def _loaded(kind: Kind, model, folder: str, scope):
