@@ -47,6 +47,10 @@ _COLLECTIVES = re.compile(r"Collective|Nccl")
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
 
 
+class SharedWeightsError(ValueError):
+    """Several workers write the weights that micro-batches read."""
+
+
 def microbatch_model_fn(
     model_fn: Callable,
     micro_batches: int | str = "auto",
@@ -169,11 +173,11 @@ def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
 
 
 def _check_only_worker(config) -> None:
-    """Raises ValueError if other workers write weights between micro-batches."""
+    """Raises SharedWeightsError if others write weights between micro-batches."""
     workers = getattr(config, "num_worker_replicas", 1)
     variables = tf.compat.v1.trainable_variables()
     if workers > 1 and place_of_window(variables, device_here(), False).is_on_worker:
-        raise ValueError(
+        raise SharedWeightsError(
             "With parameter servers and several workers a model_fn must train by this "
             "library: the weights may change between the micro-batches of a batch. "
             f"Received: an optimizer of its own and {workers} workers. Use "

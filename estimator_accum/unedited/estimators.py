@@ -14,6 +14,7 @@ from estimator_accum.graph.internals import (
     model_fn_of,
     replace_function,
 )
+from estimator_accum.microbatch.model_fn import SharedWeightsError
 from estimator_accum.unedited.own_loops import OwnLoops
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -95,7 +96,11 @@ def _in_micro_batches(
                 _described(micro_batches),
             )
         cut = microbatch_model_fn(model_fn, micro_batches)
-        return cut(features, labels=labels, mode=mode, config=config)
+        try:
+            return cut(features, labels=labels, mode=mode, config=config)
+        except SharedWeightsError as refusal:  # a restart of the task does not help
+            print(f"estimator-accum run: {refusal}", file=sys.stderr)
+            sys.exit(2)
 
     return call_model_fn
 

@@ -1,6 +1,7 @@
 """`estimator-accum run`: scripts as they are, with their batches cut."""
 
 import functools
+import json
 import logging
 import re
 
@@ -24,7 +25,7 @@ from tests.helpers.models.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
-from tests.helpers.processes import legacy_runs
+from tests.helpers.processes import legacy_runs, running
 
 v1 = tf.compat.v1
 
@@ -51,6 +52,36 @@ print("w", estimator.get_variable_value("w"), sys.argv[1:])
 if "--fail" in sys.argv:
     raise KeyError("the script's own")
 sys.exit(7)
+"""
+
+
+_OF_TWO_WORKERS = """
+import json
+import os
+import tensorflow as tf
+tf.compat.v1.disable_eager_execution()
+first = 8 * json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+def model_fn(features, labels, mode):
+    w = tf.compat.v1.get_variable("w", initializer=0.0)
+    loss = tf.reduce_mean(tf.square(w - features))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+def input_fn():
+    data = tf.data.Dataset.range(first, first + 8)
+    return data.map(lambda x: tf.cast(x, tf.float32)).batch(4)
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+config = tf.estimator.RunConfig(
+    "model",
+    train_distribute=strategy,
+    save_checkpoints_steps=1000,
+    experimental_max_worker_delay_secs=0,
+)
+estimator = tf.estimator.Estimator(model_fn, config=config)
+train_spec = tf.estimator.TrainSpec(input_fn, max_steps=2)
+tf.estimator.train_and_evaluate(estimator, train_spec, tf.estimator.EvalSpec(input_fn))
+if first == 0:
+    print("w", estimator.get_variable_value("w"))
 """
 
 
@@ -396,6 +427,28 @@ def test_a_loop_without_an_estimator_ends_where_it_would_train(name, tmp_path):
     assert "Traceback" not in done.output and not re.search(
         "^w ", done.stdout, re.MULTILINE
     )
+
+
+@pytest.mark.once
+def test_the_batches_of_two_workers_are_cut(tmp_path):
+    (tmp_path / "script.py").write_text(_OF_TWO_WORKERS)
+    command = ("-m", "estimator_accum", "run", "--micro_batches=2", "script.py")
+    with running.cluster(command, jobs=("worker", "worker"), cwd=tmp_path) as tasks:
+        first, second = (task.wait() for task in tasks)
+    assert first.returncode == second.returncode == 0
+    assert first.stdout.endswith("w 9.5\n")  # the mean of 4 to 7 and of 12 to 15
+    assert "batch of this task 4 = 2 examples x 2 micro-batches" in first.stderr
+
+
+def test_workers_that_share_weights_on_servers_are_refused(_cut, monkeypatch, capsys):
+    """An optimizer of one's own reads the servers with every micro-batch."""
+    config = running.tf_configs("chief", "worker", "ps")[0]
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    estimator = tf.estimator.Estimator(make_model_fn(plain("sgd")))
+    with pytest.raises(SystemExit) as ended:
+        estimator.train(INPUT, steps=1)
+    assert ended.value.code == 2
+    assert "must train by this library" in capsys.readouterr().err
 
 
 def test_a_script_that_trains_nothing_is_told_at_its_end(_cut, capsys):
