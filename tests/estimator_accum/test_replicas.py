@@ -232,11 +232,25 @@ class _OneReplica:
         return values
 
 
+def _held(run, name):
+    """Returns a variable's values, one for each replica that has a copy of it."""
+    with run.session.graph.as_default() as graph:
+        handles = [
+            operation.outputs[0]
+            for operation in graph.get_operations()
+            if operation.type == "VarHandleOp"
+            and operation.name.partition("/replica_")[0] == name
+        ]
+        dtype = tf.int64 if name.endswith("steps") else tf.float32
+        reads = [tf.raw_ops.ReadVariableOp(resource=h, dtype=dtype) for h in handles]
+        return run.session.run(reads)
+
+
 def test_an_open_window_goes_on_with_another_number_of_replicas(tmp_path):
     first, second = [], []
-    for before, after, run_before, run_after in (
-        (_TwoReplicas, _OneReplica, [(1, 3), (5, 7)], [3, 5]),
-        (_OneReplica, _TwoReplicas, [4, 8], [(1, 3), (5, 3)]),
+    for before, after, run_before, run_after, sums, weights in (
+        (_TwoReplicas, _OneReplica, [(1, 3), (5, 7)], [3, 5], [16], [4]),
+        (_OneReplica, _TwoReplicas, [4, 8], [(1, 3), (5, 3)], [6, 6], [1, 1]),
     ):
         run = before(_train_op(4))
         first.append(run(*run_before))
@@ -245,6 +259,9 @@ def test_an_open_window_goes_on_with_another_number_of_replicas(tmp_path):
         run = after(_train_op(4))
         with run.session.graph.as_default():
             run.saver.restore(run.session, path)
+        assert _held(run, "x/accumulator") == sums  # each has an equal share
+        assert _held(run, "accumulation/weight") == weights
+        assert set(_held(run, "accumulation/micro_steps")) == {2}
         second.append(run(*run_after))
     assert first == [[0, 0], [0, 0]]
     assert second == [[0, -4], [0, -4]]  # the mean of 6 gradients
