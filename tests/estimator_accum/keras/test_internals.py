@@ -194,6 +194,12 @@ def MASK(kind):
 
 
 @_finds("new")
+def LOGITS(kind):
+    layers = [keras.layers.Dense(2, "softmax") for keras in _each_keras()]
+    return all(hasattr(layer(tf.ones([1, 3])), _internals.LOGITS) for layer in layers)
+
+
+@_finds("new")
 def layers_of(kind):
     for keras in _each_keras():
         layer = keras.layers.Dense(1)
