@@ -1,4 +1,4 @@
-"""Check of the reduction that the loss of a batch is declared to have."""
+"""The loss of a batch, whose declared reduction is checked."""
 
 import tensorflow as tf
 

@@ -106,12 +106,7 @@ def _move_out_of_forward(
     )
     for operation in changes:
         if operation in needed:
-            raise ValueError(
-                "A variable that the forward pass reads must not change within a batch: "
-                "the pass is run once for each micro-batch. Received: "
-                f"{path_to(needed, operation)}, of type {operation.type}. Change it "
-                "after the update, beside the train op."
-            )
+            raise ValueError(_sentence_of_change(operation, path_to(needed, operation)))
     _check_not_read_after(changes, forward)
     for operation in forward:
         if operation not in changes:
@@ -120,6 +115,21 @@ def _move_out_of_forward(
                 [op for op in control_inputs_of(operation) if op not in changes],
             )
     return sorted(changes, key=lambda operation: operation.name)
+
+
+def _sentence_of_change(operation: tf.Operation, path: str) -> str:
+    if writers_of([operation]):
+        return (
+            "A variable that the forward pass reads must not change within a batch: the "
+            f"pass is run once for each micro-batch. Received: {path}, of type "
+            f"{operation.type}. Change it after the update, beside the train op."
+        )
+    return (
+        "A value that all examples share must be the same in all micro-batches. Received: "
+        f"{path}, of type {operation.type}, which gives another one in each run. Draw "
+        "random numbers by tf.random.normal, tf.random.uniform or "
+        "tf.random.truncated_normal, or draw some for each example."
+    )
 
 
 def _wait_for(operation: tf.Operation, others: list[tf.Operation]) -> bool:

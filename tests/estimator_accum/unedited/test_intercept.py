@@ -412,6 +412,14 @@ def test_what_several_micro_batches_cannot_do_is_refused(name):
         build(_model_fn(_mean, make), _BATCH)
 
 
+def test_random_numbers_that_examples_share_are_refused_if_of_another_kind():
+    def loss(features, labels, predicted):
+        return _mean(features, labels, predicted * tf.random.gamma([1], 2.0))
+
+    with pytest.raises(ValueError, match=r"same in all micro-batches.*RandomGamma, wh"):
+        build(_model_fn(loss), _BATCH)
+
+
 def test_a_model_fn_inside_a_cut_one_is_not_cut_again():
     theirs, _ = train(_model_fn(_mean), _BATCH)
     ours, _ = train(cut(cut(_model_fn(_mean), 2)), _BATCH)
