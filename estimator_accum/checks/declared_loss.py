@@ -111,7 +111,7 @@ def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
     if not factors or any(_may_make_mean(factor, size) for factor in factors):
         return False
     # A sum may be divided by the examples and weighted too, inside or outside of it.
-    scales = itertools.chain(*map(_scales, ends))
+    scales = itertools.chain(*(_scales(analysis, end) for end in ends))
     return not any(_may_make_mean(scale, size) for scale in scales)
 
 
@@ -131,11 +131,17 @@ def _is_sum_of_any_size(
         return _is_sum_of(copy, of_rows, list(copies.values()), size)
 
 
-def _scales(loss: tf.Tensor) -> Iterator[float | None]:
-    """Yields the constants that scale a loss, or terms of it, None for unknown ones."""
+def _scales(analysis: Analysis, loss: tf.Tensor) -> Iterator[float | None]:
+    """Yields the constants that scale a loss, or its terms of examples.
+
+    Yields None for one that is not known.
+    """
     waiting = [loss]
     while waiting:
-        operation = waiting.pop().op
+        term = waiting.pop()
+        if analysis.state(term).kind == "fixed":
+            continue  # a penalty, which may have a weight
+        operation = term.op
         inputs = list(operation.inputs)
         if operation.type in SCALING:
             values = [tf.get_static_value(tensor) for tensor in inputs]

@@ -121,7 +121,7 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
         )
     _check_draws(function.graph, keras_model.has_seed_variables)
     seeds = _moved_seeds(function.graph, keras_model.seeds_of(model))
-    _check_rows(function.graph, len(flat))
+    _check_rows(function.graph, len(flat), seeds)
     _check_own_gradients(forward, function, specs, keras_model.trained_variables(model))
     draws = bool(function.graph.inputs[len(flat)].consumers())
     return Forward(function, structure[0], companions, seeds, draws)
@@ -129,13 +129,14 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
 
 def _beside(output: tf.Tensor, is_eager: bool) -> Iterator[tuple[str, tf.Tensor]]:
     """Yields name and companion of all that a loss looks for beside an output."""
+    has_logits = hasattr(output, internals.LOGITS)
+    kind = getattr(getattr(output, "op", None), "type", None)  # None of a constant
+    if kind in _ACTIVATIONS and not has_logits and not is_eager:
+        yield kind, output.op.inputs[0]  # first, since it makes the output
     for name in (internals.MASK, internals.LOGITS):
         companion = getattr(output, name, None)
         if companion is not None:
             yield name, companion
-    has_logits = hasattr(output, internals.LOGITS)
-    if output.op.type in _ACTIVATIONS and not has_logits and not is_eager:
-        yield output.op.type, output.op.inputs[0]
 
 
 def _check_tensors(name: str, values: list) -> None:
@@ -178,9 +179,15 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
     return moved
 
 
-def _check_rows(graph: tf.Graph, number: int) -> None:
+def _check_rows(graph: tf.Graph, number: int, seeds: list[tf.Variable]) -> None:
     """Raises ValueError unless each row of the outputs comes from its own example."""
-    analysis, wrong = _analyze(graph, number)
+    moved = [seed.handle for seed in seeds]
+    captured = [
+        inner
+        for handle, inner in captures_of(graph)
+        if any(handle is other for other in moved)
+    ]
+    analysis, wrong = _analyze(graph, number, [graph.inputs[number], *captured])
     if not wrong and not analysis.guards:
         return
     if analysis.origins:
@@ -197,14 +204,14 @@ def are_rows(graph: tf.Graph, number: int) -> bool:
         graph: Graph of a function.
         number: Number of its inputs with a row for each example, the first ones.
     """
-    analysis, wrong = _analyze(graph, number)
+    analysis, wrong = _analyze(graph, number, ())
     return not wrong and not analysis.guards
 
 
-def _analyze(graph: tf.Graph, number: int) -> tuple[Analysis, list[tf.Tensor]]:
+def _analyze(graph: tf.Graph, number: int, new_seeds) -> tuple[Analysis, list]:
     """Returns the analysis, and the outputs without a row of each example."""
     with graph.as_default():
-        analysis = Analysis(graph.inputs[:number], has_new_seeds=True)
+        analysis = Analysis(graph.inputs[:number], new_seeds=new_seeds)
         analysis.analyze(graph.outputs)
     return analysis, [o for o in graph.outputs if analysis.state(o) != _ROWS]
 

@@ -167,8 +167,14 @@ class _Batches:
         """Raises an error, before it trains, if the model cannot be cut."""
         model = self._model
         x = data[0] if isinstance(data, tuple | list) else data
-        with model.distribute_strategy.scope(), self._cut_calls(None):
-            run = tf.function(lambda x: model(x, training=True), autograph=False)
+        strategy = model.distribute_strategy
+
+        def forward(x):
+            return model(x, training=True)
+
+        # In a replica, as in a step: a mirrored seed has no handle elsewhere.
+        with strategy.scope(), self._cut_calls(None):
+            run = tf.function(lambda x: strategy.run(forward, (x,)), autograph=False)
             run.get_concrete_function(x)
 
     @contextlib.contextmanager
@@ -221,7 +227,10 @@ class _Batches:
                 seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
                 self._seed = seed.numpy()
         drawn = tf.identity(self._draws.assign_add(1))
-        return tf.stack([self._seed[0] + drawn, self._seed[1]])
+        replica = tf.distribute.get_replica_context()
+        number = drawn * replica.num_replicas_in_sync
+        number += replica.replica_id_in_sync_group
+        return tf.stack([self._seed[0] + number, self._seed[1]])
 
     def _one_pass(self, forward: Forward, inputs: list, seed, targets: list, loss):
         model = self._model
@@ -312,8 +321,8 @@ def _check_place(is_compiled: bool) -> None:
     strategy = tf.distribute.get_strategy()
     if internals.has_parameter_servers(strategy):
         raise ValueError(
-            "Batches must be cut on one replica. Received: a ParameterServerStrategy. "
-            "Train on one replica, or an Estimator."
+            "Batches must be cut on one replica, or on those of a MirroredStrategy. "
+            "Received: a ParameterServerStrategy. Train on one of those, or an Estimator."
         )
     replicas = strategy.num_replicas_in_sync
     if replicas > 1 and not isinstance(strategy, tf.distribute.MirroredStrategy):

@@ -2,12 +2,11 @@
 
     L(A and A) - L(A) = L(A and A and A) - L(A and A) = D(A), not 0
     L(A) - D(A) = L(B) - D(B) = C
-    L(M and N) = L(M) + L(N) - C
+    L(A and B) = L(A) + L(B) - C, unless a batch normalization joins them
 
-for random examples A and B, and for others of which each in N mirrors one in M. C is a
-penalty, say. A mean has D = 0. The last equation tells a mean of pairs of examples apart.
-Batch normalization is the same for examples that are repeated, and for mirrored ones. The
-equations hold for positive numbers, where logarithms exist, and for those of both signs,
+for random examples A and B; C is a penalty, say. A mean has D = 0. The last equation tells
+a mean of pairs of examples apart. Batch normalization is the same for examples that are
+repeated. The equations hold for positive numbers, where logarithms exist, and for those of both signs,
 where margins have an end, if the loss is finite there. The operations that combine examples
 are copied into a graph of their own, so no form of a sum is a rule.
 """
@@ -66,15 +65,6 @@ class Rows(NamedTuple):
         apart = (*shape[:axis], -1, self.span, *shape[axis + 1 :])
         joined = np.stack([value.reshape(apart) for value in values], axis + 1)
         return joined.reshape(*shape[:axis], -1, *shape[axis + 1 :])
-
-    def mirrored(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two values of the same mean and variance over the examples."""
-        if not np.issubdtype(value.dtype, np.floating):
-            return value, value
-        middle = (value.max() + value.min()) / 2
-        value = value - value.mean(self.axis, keepdims=True, dtype=value.dtype)
-        value *= (0.45 / max(np.abs(value).max(), 1e-3)).astype(value.dtype)
-        return middle + value, middle - value
 
 
 class Head(NamedTuple):
@@ -189,12 +179,15 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
         }
         return loss_of({**others, **(changed or {}), **values})
 
+    is_normalized = any(map(_normalizes, all_nodes(head.operations)))
     one = _examples(random, head, 0.1)
-    differences, by_one = _differences(loss, names, one, _examples(random, head, 0.1))
+    two = _examples(random, head, 0.1, one)
+    differences, by_one = _differences(loss, one, two, is_normalized)
     if not np.all(differences <= 1e-4):
         return None
-    signed = _examples(random, head, -0.9), _examples(random, head, -0.9)
-    differences, _ = _differences(loss, names, *signed)
+    one_signed = _examples(random, head, -0.9, one)
+    two_signed = _examples(random, head, -0.9, one)
+    differences, _ = _differences(loss, one_signed, two_signed, is_normalized)
     if np.isfinite(differences).all() and not np.all(differences <= 1e-4):
         return None
 
@@ -213,14 +206,14 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
     return [number for number, names in names_of.items() if are_factors(names)]
 
 
-def _differences(loss: Callable, names: dict, one: dict, two: dict) -> tuple:
+def _differences(loss: Callable, one: dict, two: dict, is_normalized: bool) -> tuple:
     """Returns by how much the equations of this file fail, and D(A).
 
     Args:
         loss: Function of examples, each beside its likes.
-        names: Tensors with rows, by their names.
         one: Examples A.
         two: Examples B.
+        is_normalized: Whether a batch normalization joins examples.
 
     Returns:
         Differences relative to the largest term, infinite if D is nearly 0; and D.
@@ -231,14 +224,17 @@ def _differences(loss: Callable, names: dict, one: dict, two: dict) -> tuple:
     size = max(abs(by_one), abs(by_two), abs(rest))
     if min(abs(by_one), abs(by_two)) <= 1e-2 * size:
         return np.array([np.inf]), by_one
-    pairs = {name: rows.mirrored(one[name]) for name, rows in names.items()}
-    first, second = ({name: pair[i] for name, pair in pairs.items()} for i in (0, 1))
     differences = [
         loss(one, one, one) - of_one - 2 * by_one,
         of_two - by_two - rest,
-        loss(first, second) - loss(first) - loss(second) + rest,
     ]
+    if not is_normalized:
+        differences.append(loss(one, two) - of_one - of_two + rest)
     return np.abs(differences) / size, by_one
+
+
+def _normalizes(node) -> bool:
+    return node.op == "Rsqrt" or node.op.startswith("FusedBatchNorm")
 
 
 def _is_power_of_3(number: float) -> bool:
@@ -357,11 +353,22 @@ def _fixed(random: np.random.Generator, tensor: tf.Tensor, flag: bool) -> np.nda
     return np.maximum(value, 1) if tensor.dtype.is_integer else value
 
 
-def _examples(random, head: Head, low: float) -> dict[str, np.ndarray]:
-    """Returns random examples >= low by the names of tensors."""
+def _examples(random, head: Head, low: float, whole: dict | None = None) -> dict:
+    """Returns random examples by the names of tensors.
+
+    Args:
+        random: A generator of random numbers.
+        head: The operations.
+        low: The least of them, but for whole numbers.
+        whole: Examples of which the whole numbers are taken, so that groups, which are
+            sorted, stay so; None draws them.
+    """
     values = {}
     for tensor, axis, span in head.rows:
         shape = tensor.shape.as_list()
         shape[axis] = _EXAMPLES * span
-        values[tensor.name] = _draw(random, tensor.dtype, shape, low)
+        if whole is None or tensor.dtype.is_floating:
+            values[tensor.name] = _draw(random, tensor.dtype, shape, low)
+        else:
+            values[tensor.name] = whole[tensor.name]
     return values

@@ -62,7 +62,8 @@ class Analysis:
         parts: Tensors that have one row for each example along their first axis.
         mixed: Other tensors of the micro-batch.
         states: States of further tensors, by reference.
-        has_new_seeds: Whether seeds, too, are new ones for each run.
+        new_seeds: Tensors that are new in each run, of which all seeds are made; None if
+            seeds may be the same in all runs, and every fed tensor is a new one.
 
     Attributes:
         guards: Rows that are looked up by number.
@@ -78,7 +79,7 @@ class Analysis:
         parts: Iterable[tf.Tensor],
         mixed: Iterable[tf.Tensor] = (),
         states: dict | tuple = (),
-        has_new_seeds: bool = False,
+        new_seeds: Iterable[tf.Tensor] | None = None,
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         self._states, self._values, self._dims = dict(states), {}, {}
@@ -89,7 +90,8 @@ class Analysis:
             self._states[part.ref()] = MIXED
         self._given = frozenset(self._states)  # by the caller
         self._has_changed = False
-        self._has_new_seeds = has_new_seeds
+        self._has_new_seeds = new_seeds is not None
+        self._new_seeds = {tensor.ref() for tensor in new_seeds or ()}
         self._is_body = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
         self._library = {}  # definitions of functions, made on first use
@@ -186,6 +188,8 @@ class Analysis:
         if self._caller is not None:  # they are arguments, such as a loop's counter
             outer = [self._arguments[placeholder.ref()] for placeholder in placeholders]
             placeholders = [t for t in outer if self._caller.is_new_in_each_run(t)]
+        elif self._has_new_seeds:  # others are captured, such as a layer's constants
+            placeholders = [t for t in placeholders if t.ref() in self._new_seeds]
         return bool(placeholders) or any(op.type.startswith("Rng") for op in operations)
 
     def _round(self, order: list[tf.Operation]) -> None:
@@ -320,7 +324,7 @@ class Analysis:
             has_own_value: Whether the function gets the argument's own value; None
                 means always.
         """
-        body = Analysis((), has_new_seeds=self._has_new_seeds)
+        body = Analysis((), new_seeds=() if self._has_new_seeds else None)
         body._is_body, body._library = True, self._library
         body._caller = self
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):

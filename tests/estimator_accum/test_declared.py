@@ -102,9 +102,9 @@ def _over_8(rows):
     return tf.reduce_sum(rows) / 8.0
 
 
-def _margins(rows):
+def _margins(rows, margin=0.2):
     """Returns the hinge of each pair of rows [B] -> [B, B]."""
-    return tf.nn.relu(0.2 - rows[:, None] + rows[None, :])
+    return tf.nn.relu(margin - rows[:, None] + rows[None, :])
 
 
 @tf.custom_gradient
@@ -140,6 +140,7 @@ SUMS = {
     "of_kept_axes": lambda m: tf.reduce_mean(tf.reduce_sum(m.terms, keepdims=True)),
     "squeezed": lambda m: tf.squeeze(tf.reduce_sum(m.squares, 0, keepdims=True)),
     "with_penalty": lambda m: _sum(m) + 0.1 * tf.nn.l2_loss(m.w),
+    "with_weight_decay": lambda m: _sum(m) + 1e-4 * tf.nn.l2_loss(m.w),
     "element": lambda m: tf.reduce_sum(m.squares, keepdims=True)[0],
     "of_columns": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 0)),
     "mean_of_columns": lambda m: tf.reduce_mean(tf.reduce_sum(m.terms, 0)),
@@ -170,6 +171,13 @@ SUMS = {
     "weights": lambda m: tf.einsum("b,b->", m.squares, m.y),
     "einsum_with_ones": lambda m: tf.einsum("b,b->", m.squares, tf.ones_like(m.y)),
     "normalized": lambda m: tf.reduce_sum(_normalized(m.terms) ** 3),
+    "normalized_twice": lambda m: tf.reduce_sum(
+        _normalized(tf.nn.relu(_normalized(m.terms))) ** 3
+    ),
+    "logarithms": lambda m: -_folded(tf.math.log(tf.sigmoid(m.errors))),
+    "logarithms_in_a_function": lambda m: _in_a_function(
+        m, lambda rows: -tf.reduce_sum(tf.math.log(rows))
+    ),
     "with_a_bias": lambda m: tf.norm(m.errors + m.w[0]) ** 2,
     "trace": lambda m: tf.linalg.trace(tf.matmul(m.terms, m.x, transpose_a=True)),
 }
@@ -257,6 +265,13 @@ OTHERS_BY_NUMBERS = {
     ),
     "pairs_with_themselves": lambda m: tf.reduce_mean(
         tf.reduce_sum(_margins(m.errors), 1)
+    ),
+    "pairs_with_a_wide_margin": lambda m: tf.reduce_mean(
+        tf.reduce_sum(_margins(m.errors, 1.0), 1)
+    ),
+    "products_of_pairs_with_penalty": lambda m: (
+        tf.reduce_mean(tf.reduce_sum(m.errors[:, None] * m.errors[None], 1))
+        + 0.1 * tf.nn.l2_loss(m.w)
     ),
     "of_a_large_table": lambda m: _folded(
         tf.gather(tf.fill([2_000_000], m.w[0]), tf.sort(m.groups))

@@ -128,18 +128,22 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
     if dense:
         add_to_sums(batch, *map(list, zip(*dense, strict=True)))
     totals, reads, slices = [None] * len(xs), {}, []
+    rows, clear = {}, {}
+    with tf.control_dependencies(None):  # a roll-back clears, and must not run `after`
+        for i, accumulator in pairs:
+            if accumulator.touched is not None:
+                rows[i] = take_rows(accumulator, gradients[i].indices.dtype)
+                clear[i] = clear_rows(accumulator, rows[i])
     with tf.control_dependencies(None), tf.control_dependencies(after):
         for i, accumulator in pairs:
             if accumulator.touched is None:
                 total = read(accumulator.total)
                 parts = [total]
             else:
-                rows = take_rows(accumulator, gradients[i].indices.dtype)
                 # `add_slices` may replace the tensors that they read.
-                parts = [tf.identity(rows.values), tf.identity(rows.indices)]
-                total = tf.IndexedSlices(*parts, rows.dense_shape)
-                clear = clear_rows(accumulator, rows)
-                slices.append(SliceSum(accumulator, gradients[i], total, clear))
+                parts = [tf.identity(rows[i].values), tf.identity(rows[i].indices)]
+                total = tf.IndexedSlices(*parts, rows[i].dense_shape)
+                slices.append(SliceSum(accumulator, gradients[i], total, clear[i]))
             reads |= {part.op: source_of(xs[i]).name for part in parts}
             totals[i] = total
     return Sums(totals, reads, slices)

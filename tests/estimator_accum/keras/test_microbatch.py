@@ -399,13 +399,16 @@ def test_an_eager_step_reads_python_anew(keras):
             return x * self.factor
 
     scaled = Scaled()
-    model = microbatch(_built(keras, scaled), 3)
-    model.compile("sgd", lambda y, outputs: outputs, run_eagerly=True)
+    weight = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = microbatch(_built(keras, scaled, weight), 3)
+    optimizer = keras.optimizers.SGD(1.0)
+    model.compile(optimizer, lambda y, outputs: outputs, run_eagerly=True)
     ones = np.ones([10, 5], np.float32)
     losses = []
     for scaled.factor in (1.0, 3.0):
         losses.append(float(model.train_on_batch(ones, ones)))
-    assert losses == [1.0, 3.0]
+    assert losses == [5.0, 0.0]
+    np.testing.assert_array_equal(model.get_weights()[0], np.full([5, 1], -3.0))
 
 
 def _mixing(keras):
@@ -628,12 +631,15 @@ def test_targets_have_a_row_for_each_example():
         cut(tf.ones([4, 1]), tf.ones([1, 1]))
 
 
-def test_masks_of_the_outputs_reach_the_loss(keras):
+@pytest.mark.parametrize("activation", [None, "softmax", tf.nn.softmax])
+def test_masks_of_the_outputs_reach_the_loss(keras, activation):
     def losses(micro_batches):
         keras.utils.set_random_seed(1)
         embedding = keras.layers.Embedding(9, 3, mask_zero=True)
         words = keras.Input((4,), dtype="int64")
-        model = _built(keras, embedding, keras.layers.Dense(2), inputs=words)
+        model = _built(
+            keras, embedding, keras.layers.Dense(2, activation), inputs=words
+        )
         model = microbatch(model, micro_batches)
         x = np.random.default_rng(0).integers(0, 9, size=[10, 4])
         model.compile("sgd", "mse")

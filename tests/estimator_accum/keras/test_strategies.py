@@ -56,6 +56,8 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     assert traces
     assert all("_true_" in name for name in traces)
     assert set(traces.values()) == {1 if strategy == "mirrored" else 2}
+    if is_cut:
+        assert "a strategy of 2 replicas. Pass a number" in report["refused"]
     for difference, at_once, cut in report["cut"] if is_cut else []:
         assert difference < 1e-12
         assert cut == at_once

@@ -469,6 +469,19 @@ def test_the_forward_pass_changes_variables_once():
     assert values["calls"] == 3
 
 
+def test_sparse_sums_are_cleared_without_writes_that_gradients_wait_for():
+    def model_fn(features, labels, mode):
+        calls = v1.get_variable("calls", initializer=0.0, trainable=False)
+        table = v1.get_variable("table", [2, 1])
+        rows = tf.gather(table, tf.cast(features["x"][:, 0] > 0, tf.int32))
+        loss = _mean(features, labels, output_layer(hidden_layer(features["x"])) + rows)
+        with tf.control_dependencies([calls.assign_add(1.0)]):
+            return spec_of(mode, loss, plain("sgd")(loss))
+
+    values, _ = train(cut(model_fn), _BATCH, 3)
+    assert values["calls"] == 3
+
+
 def test_tensorflow_is_left_as_it_was():
     from tensorflow.python.eager import backprop, imperative_grad
     from tensorflow.python.ops import gradients_util

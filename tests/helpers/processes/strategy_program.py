@@ -311,6 +311,7 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
         report["window_loss"] = float(optimizer.window_loss.numpy())
     if "cut" in options:
         report["cut"] = _fit_cut(strategy, kind, reductions)
+        report["refused"] = _refusal_of_auto(strategy, kind)
     print(json.dumps(report))
 
 
@@ -334,6 +335,18 @@ def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
         pairs = zip(*weights, strict=True)
         results.append((max(np.abs(a - b).max() for a, b in pairs), *numbers))
     return results
+
+
+def _refusal_of_auto(strategy, kind: Kind) -> str:
+    """Returns the error of a batch that would be retried."""
+    with strategy.scope():
+        model = microbatch(kind.dense_model("float64"), "auto")
+        model.compile("sgd", "mse", jit_compile=False)
+    try:
+        model.fit(*dense_data(8, "float64"), verbose=0)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _compare(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
