@@ -138,10 +138,7 @@ def _scales(analysis: Analysis, loss: tf.Tensor) -> Iterator[float | None]:
     """
     waiting = [loss]
     while waiting:
-        term = waiting.pop()
-        if analysis.state(term).kind == "fixed":
-            continue  # a penalty, which may have a weight
-        operation = term.op
+        operation = waiting.pop().op
         inputs = list(operation.inputs)
         if operation.type in SCALING:
             values = [tf.get_static_value(tensor) for tensor in inputs]
@@ -155,8 +152,11 @@ def _scales(analysis: Analysis, loss: tf.Tensor) -> Iterator[float | None]:
             yield None
         elif operation.type in {*_OF_FIRST, *SHOWN}:
             waiting.append(inputs[0])
-        elif operation.type in {"Einsum", "MatMul", *LINEAR}:
+        elif operation.type in {"Einsum", "MatMul"}:
             waiting += inputs
+        elif operation.type in LINEAR:
+            terms = [t for t in inputs if analysis.state(t).kind != "fixed"]
+            waiting += terms or inputs  # beside terms of examples, a penalty
 
 
 def _may_make_mean(factor: float | None, size: int) -> bool:

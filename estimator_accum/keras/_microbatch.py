@@ -228,9 +228,10 @@ class _Batches:
                 self._seed = seed.numpy()
         drawn = tf.identity(self._draws.assign_add(1))
         replica = tf.distribute.get_replica_context()
-        number = drawn * replica.num_replicas_in_sync
-        number += replica.replica_id_in_sync_group
-        return tf.stack([self._seed[0] + number, self._seed[1]])
+        if replica is not None:  # None in a loop of the caller's, outside of `run`
+            drawn *= replica.num_replicas_in_sync
+            drawn += replica.replica_id_in_sync_group
+        return tf.stack([self._seed[0] + drawn, self._seed[1]])
 
     def _one_pass(self, forward: Forward, inputs: list, seed, targets: list, loss):
         model = self._model

@@ -2,11 +2,12 @@
 
     L(A and A) - L(A) = L(A and A and A) - L(A and A) = D(A), not 0
     L(A) - D(A) = L(B) - D(B) = C
-    L(A and B) = L(A) + L(B) - C, unless a batch normalization joins them
+    L(A and B) = L(A) + L(B) - C
 
 for random examples A and B; C is a penalty, say. A mean has D = 0. The last equation tells
-a mean of pairs of examples apart. Batch normalization is the same for examples that are
-repeated. The equations hold for positive numbers, where logarithms exist, and for those of both signs,
+a mean over pairs of examples apart. It is left out where a normalization joins examples, of
+which no pairs are made: repeated examples have the same moments, and others have not. The
+equations hold for positive numbers, where logarithms exist, and for those of both signs,
 where margins have an end, if the loss is finite there. The operations that combine examples
 are copied into a graph of their own, so no form of a sum is a rule.
 """
@@ -179,7 +180,9 @@ def _constants_of_sum(head: Head, loss_of: Callable, flag: bool) -> list | None:
         }
         return loss_of({**others, **(changed or {}), **values})
 
-    is_normalized = any(map(_normalizes, all_nodes(head.operations)))
+    is_normalized = any(map(_normalizes, all_nodes(head.operations))) and not any(
+        map(_may_have_pairs, head.operations)
+    )
     one = _examples(random, head, 0.1)
     two = _examples(random, head, 0.1, one)
     differences, by_one = _differences(loss, one, two, is_normalized)
@@ -234,7 +237,16 @@ def _differences(loss: Callable, one: dict, two: dict, is_normalized: bool) -> t
 
 
 def _normalizes(node) -> bool:
-    return node.op == "Rsqrt" or node.op.startswith("FusedBatchNorm")
+    return node.op in {"Pow", "Rsqrt", "Sqrt"} or node.op.startswith("FusedBatchNorm")
+
+
+def _may_have_pairs(operation: tf.Operation) -> bool:
+    """Returns whether a result may have an element for each pair of examples."""
+    return any(
+        tensor.shape.rank is None or tensor.shape.as_list().count(None) > 1
+        for tensor in operation.outputs
+        if tensor.dtype.is_floating
+    )
 
 
 def _is_power_of_3(number: float) -> bool:

@@ -174,6 +174,9 @@ SUMS = {
     "normalized_twice": lambda m: tf.reduce_sum(
         _normalized(tf.nn.relu(_normalized(m.terms))) ** 3
     ),
+    "normalized_by_deviation": lambda m: tf.reduce_sum(
+        (m.terms / tf.math.reduce_std(m.terms, 0)) ** 3
+    ),
     "logarithms": lambda m: -_folded(tf.math.log(tf.sigmoid(m.errors))),
     "logarithms_in_a_function": lambda m: _in_a_function(
         m, lambda rows: -tf.reduce_sum(tf.math.log(rows))
@@ -187,6 +190,9 @@ OTHERS = {
     "of_the_batch": lambda m: _sum(m) / 8.0,
     "inside_of_the_sum": lambda m: tf.reduce_sum(m.squares / 8.0),
     "weighted": lambda m: 0.7 * _sum(m) / 8.0 + 0.3 * tf.reduce_sum(m.terms) / 8.0,
+    "by_weights_and_the_batch": lambda m: tf.reduce_sum(
+        m.terms * (tf.constant([0.3, 0.5, 0.2]) / 8.0)
+    ),
     "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
     "by_the_batch_and_a_weight": lambda m: _sum(m) / (8 * 0.71),
     "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
@@ -265,6 +271,9 @@ OTHERS_BY_NUMBERS = {
     ),
     "pairs_with_themselves": lambda m: tf.reduce_mean(
         tf.reduce_sum(_margins(m.errors), 1)
+    ),
+    "normalized_pairs": lambda m: tf.reduce_mean(
+        tf.reduce_sum(_margins(tf.reduce_sum(_normalized(m.terms), 1)), 1)
     ),
     "pairs_with_a_wide_margin": lambda m: tf.reduce_mean(
         tf.reduce_sum(_margins(m.errors, 1.0), 1)
