@@ -162,8 +162,8 @@ def _run_all(number, run: Callable) -> tuple[list[Gradient | None], list[tf.Tens
         totals = [total + value for total, value in zip(totals, more, strict=True)]
         return i + 1, totals, _write(arrays, i, parts)
 
-    # Without it, nothing orders two calls that only read variables: the first
-    # micro-batch and the loop would hold their activations at the same time.
+    # TensorFlow orders no calls that only read variables: the first micro-batch and the
+    # loop would hold their activations at the same time.
     with tf.control_dependencies([*totals, *parts]):
         _, totals, arrays = tf.while_loop(
             lambda i, *_: i < number, add, [1, totals, arrays], parallel_iterations=1
