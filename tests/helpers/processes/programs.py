@@ -18,11 +18,17 @@ arguments, environment, folder, descriptors, session and process group, signal h
 line that `ps` shows, `sys.flags`, the seed of `hash()`, one more open descriptor,
 modules that are loaded before they are imported, no graph.pbtxt beside a run's
 checkpoints, no graph optimizer.
+
+The fork server of `multiprocessing` makes none of this shorter. Its programs are its own
+children: `Popen.wait` gets no exit code, a task does not die with its launcher, and no
+CPU seconds are counted. They have the environment of the server's start, import the
+`__main__` of the process that asks, and skip atexit callbacks.
 """
 
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import importlib.util
@@ -51,9 +57,12 @@ _READ_LATER = ("PYTHONPATH", "TF_CONFIG", "TF_USE_LEGACY_KERAS", "TF_CPP_MIN_LOG
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_CHILD_SUBREAPER = 36
-_LONGEST_MESSAGE = 1 << 20  # bytes
+_LONGEST_MESSAGE = 1 << 17  # bytes
 
 _start_really = subprocess.Popen._execute_child
+_socket_pair = functools.partial(
+    socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET
+)
 _parameters = inspect.signature(_start_really)
 _environment_at_start = dict(os.environ)
 _handlers_at_start = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -100,9 +109,10 @@ class _Server:
 
     @classmethod
     def start(cls) -> "_Server":
-        ours, theirs = _connected_sockets()
+        ours, theirs = _socket_pair()
         environment = dict(_environment_at_start, TF_CPP_MIN_LOG_LEVEL="3")
-        environment.pop("TF_USE_LEGACY_KERAS", None)  # each program has its own
+        for name in ("TF_USE_LEGACY_KERAS", "PYTHONPATH"):  # each program has its own
+            environment.pop(name, None)
         with theirs, real_starts():
             process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
@@ -124,13 +134,6 @@ class _Server:
     def end(self) -> None:
         self._connection.close()
         os.waitpid(self.pid, 0)
-
-
-def _connected_sockets() -> tuple[socket.socket, socket.socket]:
-    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in pair:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_MESSAGE)
-    return pair
 
 
 def _execute_child(self, *args, **kwargs) -> None:
@@ -222,33 +225,21 @@ def _serve(connection: socket.socket) -> None:
         message, descriptors, *_ = socket.recv_fds(connection, _LONGEST_MESSAGE, 3)
         if not message:
             os._exit(0)
-        pid = _fork_orphan(connection)
-        if pid is None:
+        gate, own_gate = os.pipe()
+        between = os.fork()
+        if between == 0:
+            if os.fork():
+                os._exit(0)  # so the nearest subreaper adopts the program
+            os.close(own_gate)
+            os.read(gate, 1)  # waits until it has its final parent
+            with connection:
+                connection.send(str(os.getpid()).encode())
             _become(pickle.loads(message), descriptors)
-        for descriptor in descriptors:
+        _, status = os.waitpid(between, 0)
+        if status:  # the fork failed
+            os._exit(1)
+        for descriptor in (*descriptors, gate, own_gate):
             os.close(descriptor)
-        connection.send(str(pid).encode())
-
-
-def _fork_orphan(connection: socket.socket) -> int | None:
-    """Forks a child of the nearest subreaper; returns its id, and None in the child."""
-    pids, own_pid = os.pipe()
-    gate, own_gate = os.pipe()
-    between = os.fork()
-    if between == 0:
-        pid = os.fork()
-        if pid:
-            os.write(own_pid, str(pid).encode())
-            os._exit(0)
-        connection.close()
-        os.close(own_gate)
-        os.read(gate, 1)  # waits until it has its final parent
-        return None
-    pid = int(os.read(pids, 64))
-    os.waitpid(between, 0)
-    for descriptor in (pids, own_pid, gate, own_gate):
-        os.close(descriptor)
-    return pid
 
 
 def _become(request: dict, descriptors: list[int], prepare=None):
@@ -285,7 +276,7 @@ def _take_over(request: dict) -> None:
         os.setsid()
     elif request["group"] not in (None, -1):
         os.setpgid(0, request["group"])
-    ours, theirs = _connected_sockets()
+    ours, theirs = _socket_pair()
     copy = os.fork()
     if copy == 0:
         ours.close()
