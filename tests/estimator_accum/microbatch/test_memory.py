@@ -23,6 +23,7 @@ from tests.helpers.models.microbatch_runs import (
     train_in_micro_batches,
 )
 from tests.helpers.models.summaries import read_scalars
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
@@ -70,6 +71,22 @@ def test_a_batch_that_does_not_fit_is_trained_in_micro_batches(tmp_path, caplog)
     tag = "accumulation/micro_batches"
     scalars = read_scalars(tmp_path / "a", tag)
     assert scalars == [(tag, 0, 1), (tag, 1, 2), (tag, 1, 4)]
+
+
+@pytest.mark.once
+@pytest.mark.slow  # the allocator waits for ten seconds before it fails
+def test_an_error_of_tensorflows_own_allocator_is_retried(tmp_path):
+    # A process of its own, since TensorFlow makes one allocator per process.
+    limited = {
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "20",
+        "TF_ENABLE_ONEDNN_OPTS": "0",  # oneDNN brings an allocator without this limit
+    }
+    program = ("-m", "tests.helpers.processes.limited_memory")
+    done = running.run(*program, tmp_path, **limited)
+    assert done.returncode == 0
+    assert "1 -> 2: out of memory at update 1; the batch is retried" in done.stderr
+    assert float(done.stdout.splitlines()[-1]) <= 1e-6
 
 
 def test_an_error_that_comes_late_retries_its_own_batch(tmp_path, caplog):
