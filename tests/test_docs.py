@@ -148,6 +148,33 @@ def test_the_readmes_diff_is_a_train_op_and_its_hooks():
         tf.estimator.EstimatorSpec("train", loss=loss, **spec)
 
 
+def _linked_text(row: str) -> str:
+    """Returns the sections of docs/, or whole pages, that a row links to, joined."""
+    sections = []
+    for page, anchor in re.findall(r"\(docs/(\w+)\.md#?([\w-]*)\)", row):
+        for section in re.split(r"(?m)^#+ ", documents.PAGES[page]):
+            heading = re.sub(r"[^\w -]", "", section.partition("\n")[0].lower())
+            if anchor in ("", heading.replace(" ", "-")):
+                sections.append(section)
+    return "\n".join(sections)
+
+
+def _measured_rows() -> list[str]:
+    """Returns the README's first bullets, and the rows of its tables of figures."""
+    first, *parts = documents.README.split("\n## ")
+    parts = [part for part in parts if part.startswith(("Compared\n", "Cost\n"))]
+    rows = re.findall(r"(?m)^[*|] .*(?:\n {2}.*)*", "\n".join([first, *parts]))
+    return [row for row in rows if re.search(r"\d", row)]
+
+
+@pytest.mark.parametrize("row", _measured_rows(), ids=lambda row: row[2:20])
+def test_a_figure_of_the_readme_is_on_the_page_that_its_row_links_to(row):
+    number = r"\d(?:[\d,.]*\d)?(?:e[-+]\d+)?"
+    linked = set(re.findall(number, _linked_text(row)))
+    own = re.sub(r"\[[^]]*\]\[[^]]*\]|\]\([^)]*\)", "", row)  # others' pages
+    assert [figure for figure in re.findall(number, own) if figure not in linked] == []
+
+
 def test_the_migrated_script_has_two_more_lines():
     after = _code_with("enable_estimator")
     before = _CODE[_CODE.index(after) - 1].splitlines()
