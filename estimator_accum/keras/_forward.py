@@ -13,11 +13,7 @@ from estimator_accum.graph.functions import (
     operations_with_own_gradients,
 )
 from estimator_accum.graph.handles import Ways
-from estimator_accum.graph.internals import (
-    captures_of,
-    gradient_scope_of,
-    is_composite,
-)
+from estimator_accum.graph.internals import captures_of, is_composite
 from estimator_accum.graph.names import (
     CALLERS,
     LOOPS,
@@ -26,9 +22,12 @@ from estimator_accum.graph.names import (
     draws_from_seed,
 )
 from estimator_accum.graph.writers import writes, writing
-from estimator_accum.microbatch.own_optimizer.refusals import refuse_combining
 from estimator_accum.microbatch.repeatable import is_repeatable
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.own_gradients import (
+    check_own_gradients,
+    results_with_own_gradients,
+)
 from estimator_accum.rows.states import State
 
 _ROWS = State("rows", 0)
@@ -120,10 +119,13 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
             "the loss that compile() gets."
         )
     _check_draws(function.graph, keras_model.has_seed_variables)
-    seeds = _moved_seeds(function.graph, keras_model.seeds_of(model))
-    _check_rows(function.graph, len(flat), seeds)
-    _check_own_gradients(forward, function, specs, keras_model.trained_variables(model))
-    draws = bool(function.graph.inputs[len(flat)].consumers())
+    moved = _moved_seeds(function.graph, keras_model.seeds_of(model))
+    seed = function.graph.inputs[len(flat)]
+    _check_rows(function.graph, len(flat), [seed, *(handle for handle, _ in moved)])
+    seeds = [variable for _, variable in moved]
+    variables = keras_model.trained_variables(model)
+    _check_own_gradients(forward, function, specs, variables, seeds)
+    draws = bool(seed.consumers())
     return Forward(function, structure[0], companions, seeds, draws)
 
 
@@ -149,11 +151,26 @@ def _check_tensors(name: str, values: list) -> None:
             )
 
 
-def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]:
-    """Returns the seeds that a pass moves; raises ValueError if it writes others."""
-    outer = {inner.name: handle for handle, inner in captures_of(graph)}
-    seeds_by_handle = {id(seed.handle): seed for seed in seeds}
-    moved = []
+def _captures(
+    graph: tf.Graph, variables: list[tf.Variable]
+) -> list[tuple[tf.Tensor, tf.Variable]]:
+    """Returns (its handle in the graph, variable) of variables that a graph reads."""
+    by_handle = {id(variable.handle): variable for variable in variables}
+    return [
+        (inner, by_handle[id(handle)])
+        for handle, inner in captures_of(graph)
+        if id(handle) in by_handle
+    ]
+
+
+def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tuple]:
+    """Returns (handle, seed) of those that a pass moves.
+
+    Raises:
+        ValueError: If it writes other variables.
+    """
+    captures = {inner.ref(): (inner, seed) for inner, seed in _captures(graph, seeds)}
+    moved = {}
     with graph.as_default():
         writers = writing(graph.get_operations())
         ways = Ways(library_of_functions(), writes)
@@ -166,28 +183,26 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tf.Variable]
                 ways.to_writes(operation.node_def, place)
             ):
                 continue
-            seed = seeds_by_handle.get(id(outer.get(tensor.name)))
-            if seed is None:
+            if tensor.ref() not in captures:
                 raise ValueError(
                     "A cut model must write no variable while it trains: each micro-"
                     f"batch would. Received: {operation.name}, which writes "
-                    f"{getattr(outer.get(tensor.name), 'name', tensor.name)}. Set "
-                    "trainable = False for batch normalization, use a normalization of "
-                    "each example, or train with accumulate()."
+                    f"{tensor.name}. Set trainable = False for batch normalization, use "
+                    "a normalization of each example, or train with accumulate()."
                 )
-            moved.append(seed)
-    return moved
+            moved[tensor.ref()] = captures[tensor.ref()]
+    return list(moved.values())
 
 
-def _check_rows(graph: tf.Graph, number: int, seeds: list[tf.Variable]) -> None:
-    """Raises ValueError unless each row of the outputs comes from its own example."""
-    moved = [seed.handle for seed in seeds]
-    captured = [
-        inner
-        for handle, inner in captures_of(graph)
-        if any(handle is other for other in moved)
-    ]
-    analysis, wrong = _analyze(graph, number, [graph.inputs[number], *captured])
+def _check_rows(graph: tf.Graph, number: int, new_seeds: list[tf.Tensor]) -> None:
+    """Raises ValueError unless each row of the outputs comes from its own example.
+
+    Args:
+        graph: Graph of a function.
+        number: Number of its inputs with a row for each example, the first ones.
+        new_seeds: Tensors of the graph with which random numbers begin.
+    """
+    analysis, wrong = _analyze(graph, number, new_seeds)
     if not wrong and not analysis.guards:
         return
     if analysis.origins:
@@ -246,34 +261,49 @@ def _is_new_in_each_pass(node, library: dict) -> bool:
     return not is_repeatable(node, library)
 
 
-def _check_own_gradients(forward: Callable, traced, specs: list, variables) -> None:
+def _check_own_gradients(
+    forward: Callable, traced, specs: list, variables: list, seeds: list
+) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
-    The gradient of what has rows is sums of rows, unless somebody wrote another one.
+    Args:
+        forward: Function of flat inputs and a seed that returns flat outputs.
+        traced: The same, traced.
+        specs: Specifications of its arguments.
+        variables: The trained variables.
+        seeds: Variables that the pass moves.
     """
-    operations = traced.graph.get_operations()
     with traced.graph.as_default():
-        customized = operations_with_own_gradients(operations)
-    if not customized or not variables:
+        customized = operations_with_own_gradients(traced.graph.get_operations())
+    arriving = [
+        tf.TensorSpec(output.shape, output.dtype)
+        for output in traced.outputs
+        if output.dtype.is_floating
+    ]
+    if not (customized and variables and arriving):
         return
-    outputs = [output for output in traced.outputs if output.dtype.is_floating]
-    arriving = [tf.TensorSpec(output.shape, output.dtype) for output in outputs]
-    scopes = set()
+    arguments = []
+
+    @tf.autograph.experimental.do_not_convert
+    def derive(flat, outputs, arriving):
+        outputs = [output for output in outputs if output.dtype.is_floating]
+        graph = outputs[0].graph
+        new_seeds = [handle for handle, _ in _captures(graph, seeds)]
+        analysis = Analysis(flat[:-1], new_seeds=[flat[-1], *new_seeds])
+        analysis.analyze(outputs)
+        sources = [handle for handle, _ in _captures(graph, variables)]
+        results = results_with_own_gradients(analysis, outputs, sources)
+        gradients = tf.gradients(outputs, [*variables, *results], grad_ys=arriving)
+        number = len(variables)
+        pairs = zip([*outputs, *results], [*arriving, *gradients[number:]], strict=True)
+        arguments[:] = [analysis, list(pairs), gradients[:number]]
 
     def backward(flat, arriving):
-        outputs = [output for output in forward(*flat) if output.dtype.is_floating]
-        customized = operations_with_own_gradients(outputs[0].graph.get_operations())
-        scopes.update(map(gradient_scope_of, customized))
-        gradients = tf.gradients(outputs, variables, grad_ys=arriving)
-        parts = tf.nest.flatten(gradients, expand_composites=True)
-        return [part for part in parts if part is not None]
+        derive(flat, forward(*flat), arriving)
 
     graph = tf.function(backward).get_concrete_function(specs, arriving).graph
-    rows = [*graph.inputs[: len(specs) - 1], *graph.inputs[len(specs) :]]
     with graph.as_default():
-        analysis = Analysis(rows[: len(specs) - 1 + len(arriving)])
-        analysis.analyze(graph.outputs)
-    refuse_combining(analysis, scopes, "Train with accumulate().")
+        check_own_gradients(*arguments, "train with accumulate()")
 
 
 def _sentence(operation: tf.Operation, reason: str) -> str:

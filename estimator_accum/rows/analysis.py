@@ -96,6 +96,12 @@ class Analysis:
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
         self._library = {}  # definitions of functions, made on first use
 
+    def with_states(self, states: dict) -> "Analysis":
+        """Returns another analysis, to which further tensors' states are given, too."""
+        states = {key: self._states[key] for key in self._given} | states
+        seeds = [key.deref() for key in self._new_seeds]
+        return Analysis((), (), states, seeds if self._has_new_seeds else None)
+
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
         return self._states.get(tensor.ref(), FIXED)

@@ -31,8 +31,7 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
         if operation.type == "Rank" and operation.inputs[0].shape.rank is not None:
             return sizes(operation.inputs[0].shape.rank)
         if operation.type in ("Shape", "ShapeN"):
-            index = operation.outputs.index(tensor)
-            return sizes(analysis.dims(operation.inputs[index]))
+            return sizes(analysis.dims(operation.inputs[tensor.value_index]))
         if operation.type == "Size":
             return sizes(product(analysis.dims(operation.inputs[0])))
         if operation.type in ("BroadcastGradientArgs", "BroadcastArgs"):
@@ -41,7 +40,7 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
         if operation.type in ARITHMETIC:
             inputs = [analysis.value(tensor) for tensor in operation.inputs]
         if inputs and not any(value is None for value in inputs):
-            return compute(operation, inputs)[operation.outputs.index(tensor)]
+            return compute(operation, inputs)[tensor.value_index]
     except (Mixed, Unknown):
         pass
     kinds = {analysis.state(tensor).kind for tensor in operation.inputs}
@@ -62,7 +61,7 @@ def _broadcast_value(analysis, operation: tf.Operation, tensor: tf.Tensor):
             raise Unknown
         return x
     axes = broadcast_gradient_axes(x, y)
-    return sizes(axes[operation.outputs.index(tensor)])
+    return sizes(axes[tensor.value_index])
 
 
 def _named(tensor: tf.Tensor) -> np.ndarray | None:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.internals import set_input
-from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
 from estimator_accum.microbatch.own_optimizer.head import Copies, View
@@ -23,7 +22,7 @@ from estimator_accum.microbatch.own_optimizer.patches import (
     put_behind,
     source_of,
 )
-from estimator_accum.microbatch.own_optimizer.refusals import (
+from estimator_accum.rows.own_gradients import (
     check_own_gradients,
     results_with_own_gradients,
 )
@@ -159,17 +158,13 @@ def _of_rows(
     they have rows, whatever operations are between.
     """
     operations = [source_of(x) for x in request.xs]
-    tensors = [output for operation in operations for output in operation.outputs]
-    trained = data_descendants(tensors)
-    results = [
-        result
-        for result in results_with_own_gradients(view, rows)
-        if result.op in trained
-    ]
+    sources = [output for operation in operations for output in operation.outputs]
+    results = results_with_own_gradients(view.analysis, rows, sources)
     gradients = request.compute(rows, [*request.xs, *results], arriving, [])
     number = len(request.xs)
     pairs = zip([*rows, *results], [*arriving, *gradients[number:]], strict=True)
-    check_own_gradients(view, list(pairs), gradients[:number])
+    remedy = "train without micro-batches"
+    check_own_gradients(view.analysis, list(pairs), gradients[:number], remedy)
     return gradients[:number]
 
 

@@ -487,11 +487,39 @@ def _with_gradient_of_its_own(keras, gradient):
     def identity(x):
         return tf.identity(x), gradient
 
+    return keras.Sequential([keras.layers.Dense(2), _layer(keras, identity)])
+
+
+def _layer(keras, function):
     class Own(keras.layers.Layer):
         def call(self, x):
-            return identity(x)
+            return function(x)
 
-    return keras.Sequential([keras.layers.Dense(2), Own()])
+    return Own()
+
+
+def _encoder_and_decoder(keras, gradient):
+    """Two loops, of which the first has a gradient of its own, the second another one."""
+
+    @tf.custom_gradient
+    def encode(x):
+        return tf.tanh(x), gradient
+
+    @tf.custom_gradient
+    def decode(x):
+        return tf.sin(x), lambda dy: -dy * x
+
+    layers = [
+        _layer(keras, lambda x: _looped(encode, x)),
+        _layer(keras, lambda x: _looped(decode, x)),
+    ]
+    return keras.Sequential([keras.layers.Dense(2), *layers])
+
+
+def _columns(x):
+    """Takes operations whose gradients have no rule."""
+    x = tf.sort(tf.concat([x[:, ::2], tf.slice(x, [0, 1], [-1, 1])], 1))
+    return tf.transpose(tf.gather(tf.transpose(tf.tile(x, [1, 2])), [0, 3, 2]))
 
 
 @pytest.mark.parametrize(
@@ -529,6 +557,10 @@ def _with_gradient_of_its_own(keras, gradient):
             "A tf.custom_gradient must be computed for each example by itself",
         ),
         (
+            lambda keras: _encoder_and_decoder(keras, lambda dy: dy / tf.norm(dy)),
+            "A tf.custom_gradient must be computed for each example by itself",
+        ),
+        (
             lambda keras: keras.layers.Dropout(0.5, noise_shape=(1, 5)),
             "it is computed once, for all examples",
         ),
@@ -554,9 +586,17 @@ def test_dropout_in_functions_is_cut_and_in_loops_of_keras_3_alone(keras, functi
         _trained(model, _batch(5), _batch(5))
 
 
-def test_a_gradient_of_each_example_may_be_of_its_own(keras):
-    model = _built(keras, _with_gradient_of_its_own(keras, lambda dy: -dy))
-    _trained(microbatch(model, 3), _batch(5), _batch(2))
+@pytest.mark.parametrize("make", [_with_gradient_of_its_own, _encoder_and_decoder])
+def test_a_gradient_of_each_example_may_be_of_its_own(keras, make):
+    weights = []
+    for number in 1, 3:
+        keras.utils.set_random_seed(1)
+        own = make(keras, lambda dy: -dy)
+        model = _built(keras, own, _layer(keras, _columns), keras.layers.Dense(1))
+        model = _trained(microbatch(model, number), _batch(5), _batch(1))
+        weights.append(model.get_weights())
+    for ours, whole in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
 
 
 def _model_with_loss(keras, loss):

@@ -412,13 +412,31 @@ def _scaled_in_a_branch(y, z, late):
     return tf.reduce_mean(squared(y, z))
 
 
+def _twice(function, z):
+    return tf.while_loop(lambda i, _: i < 2, lambda i, z: (i + 1, function(z)), (0, z))[
+        1
+    ]
+
+
 def _scaled_in_a_loop(y, z, late):
-    _, z = tf.while_loop(
-        lambda i, _: i < 2,
-        lambda i, z: (i + 1, 1.0 * _scaled_by_the_batch(z)),
-        (0, _large(z, late)),
-    )
+    z = _twice(lambda z: 1.0 * _scaled_by_the_batch(z), _large(z, late))
     return tf.reduce_mean(squared(y, z))
+
+
+@tf.custom_gradient
+def _halved(x):
+    """Its gradient is halved where the example itself is positive."""
+    return tf.identity(x), lambda d: d * (1 - 0.5 * tf.cast(x > 0, d.dtype))
+
+
+def _halved_by_encoder_and_decoder(y, z):
+    encoded = _twice(lambda z: tf.tanh(_halved(z)), z)
+    return tf.reduce_mean(squared(y, _twice(lambda z: tf.sin(_halved(z)), encoded)))
+
+
+def _scaled_by_an_encoder(y, z, late):
+    encoded = _twice(lambda z: 1.0 * _scaled_by_the_batch(z), _large(z, late))
+    return tf.reduce_mean(squared(y, _twice(lambda z: tf.sin(_halved(z)), encoded)))
 
 
 @tf.RegisterGradient("DividedByTheBatchsLargest")
@@ -582,5 +600,7 @@ WITH_CONTROL_FLOW = {
     "in_a_function_with_a_loop": _in_a_function_with_a_loop,
     "scaled_in_a_branch": _scaled_in_a_branch,
     "scaled_in_a_loop": _scaled_in_a_loop,
+    "halved_by_encoder_and_decoder": _halved_by_encoder_and_decoder,
+    "scaled_by_an_encoder": _scaled_by_an_encoder,
 }
 HIDDEN = public_functions(__name__)
