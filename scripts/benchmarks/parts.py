@@ -114,10 +114,9 @@ def keras_batches(_, flags) -> Rows:
 
     Each comparison is of processor seconds, of time, or of the peak of memory.
     """
-    names = filter(importlib.util.find_spec, ("keras", "tf_keras"))
     losses = "one pass", "two passes"
-    for keras, model, loss in itertools.product(names, _KERAS_BATCHES, losses):
-        spec = {"keras": keras, "model": model, "loss": loss, "updates": 2}
+    for model, loss in itertools.product(_KERAS_BATCHES, losses):
+        spec = {"model": model, "loss": loss, "updates": 2}
         spec["batch_size"] = _KERAS_BATCHES[model]
         specs = {
             way: spec | {"micro_batches": number}
@@ -134,7 +133,7 @@ def keras_batches(_, flags) -> Rows:
         }
         compared["MB"] = {way: [_counted_mb(values)] for way, values in specs.items()}
         for unit, values in compared.items():
-            setting = f"{keras} {version}, {model}, {loss}"
+            setting = f"Keras {version}, {model}, {loss}"
             yield make_rows("Keras batches", setting, unit, values, _AT_ONCE)
 
 

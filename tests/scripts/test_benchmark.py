@@ -135,7 +135,7 @@ def test_batches_of_keras_are_compared_in_processor_seconds_and_memory(monkeypat
 
 @pytest.mark.slow
 def test_a_batch_of_keras_is_measured():
-    spec = {"keras": "keras", "model": "convnet", "loss": "two passes", "updates": 1}
+    spec = {"model": "convnet", "loss": "two passes", "updates": 1}
     spec |= {"batch_size": 4, "micro_batches": 2, "is_counted": True}
     program = Contender("keras_batches", spec)
     try:
