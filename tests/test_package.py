@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 
@@ -69,6 +70,8 @@ def test_both_archives_are_well_described(wheel):
     assert "\nLicense-Expression: Apache-2.0\n" in described
     rooms = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert rooms == {"estimator_accum", "bert_finetune"}
+    with tarfile.open(*wheel.parent.glob("*.tar.gz")) as file:
+        assert not any("/tests/" in name for name in file.getnames())
 
 
 def test_the_wheel_trains_from_another_folder(installed, tmp_path):
