@@ -171,8 +171,8 @@ def _measured_rows() -> list[str]:
 def test_a_figure_of_the_readme_is_on_the_page_that_its_row_links_to(row):
     number = r"\d(?:[\d,.]*\d)?(?:e[-+]\d+)?"
     linked = set(re.findall(number, _linked_text(row)))
-    own = re.sub(r"\[[^]]*\]\[[^]]*\]|\]\([^)]*\)", "", row)  # others' pages
-    assert [figure for figure in re.findall(number, own) if figure not in linked] == []
+    row_text = re.sub(r"\[[^]]*\]\[[^]]*\]|\]\([^)]*\)", "", row)  # others' pages
+    assert set(re.findall(number, row_text)) - linked == set()
 
 
 def test_the_migrated_script_has_two_more_lines():

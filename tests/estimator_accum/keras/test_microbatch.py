@@ -591,8 +591,8 @@ def test_a_gradient_of_each_example_may_be_of_its_own(keras, make):
     weights = []
     for number in 1, 3:
         keras.utils.set_random_seed(1)
-        own = make(keras, lambda dy: -dy)
-        model = _built(keras, own, _layer(keras, _columns), keras.layers.Dense(1))
+        negated = make(keras, lambda dy: -dy)
+        model = _built(keras, negated, _layer(keras, _columns), keras.layers.Dense(1))
         model = _trained(microbatch(model, number), _batch(5), _batch(1))
         weights.append(model.get_weights())
     for ours, whole in zip(*weights, strict=True):

@@ -1,8 +1,9 @@
-"""Trains with "auto" and in 2 micro-batches; prints the largest difference of a weight.
+"""Compares "auto" with 2 micro-batches in a process that has little memory.
 
     python -m tests.helpers.processes.limited_memory FOLDER
 
-The six wide layers take 24 MB for a batch, so the batch at once exceeds a limit of 20 MB.
+Prints the largest difference of a weight. The six wide layers take 24 MB for a batch, so
+the batch at once exceeds a limit of 20 MB.
 """
 
 import sys
