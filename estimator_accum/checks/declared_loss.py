@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data_set_of
 from estimator_accum.graph.functions import library_of_functions, producer_of
-from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
+from estimator_accum.graph.names import BATCH_QUEUES, BATCHES, SUMS
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.analysis import Analysis
@@ -18,9 +19,10 @@ from estimator_accum.rows.loss_sums import (
     LINEAR,
     SCALING,
     SHOWN,
-    factors_of_sums,
+    Sum,
     may_be_sum,
     refuse_sum,
+    terms_of,
 )
 
 _BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
@@ -52,8 +54,10 @@ def check_declared_loss(
             loss.op.name,
             steps,
         )
-    if reduction == "mean" and may_be_sum(loss, _has_batch) and _is_sum(loss):
-        refuse_sum(loss, "divide the loss by tf.reduce_sum(weights)")
+    if reduction == "mean" and may_be_sum(loss, _has_batch):
+        are_sums = _are_sums(loss)
+        if any(are_sums):
+            refuse_sum(loss, all(are_sums), "divide the loss by tf.reduce_sum(weights)")
 
 
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
@@ -73,25 +77,26 @@ def _has_batch(operation: tf.Operation) -> bool:
     return any(other.type in BATCHES for other in data_ancestors([operation]))
 
 
-def _is_sum(loss: tf.Tensor) -> bool:
+def _are_sums(loss: tf.Tensor) -> list[bool]:
+    """Returns whether each term of a loss is a sum over the examples of a batch."""
     needed = data_ancestors(
         [loss.op], lambda op: () if op.type in BATCHES else op.inputs
     )
     sources = [op for op in needed if op.type in BATCHES]
     sizes = {_batch_size(source) for source in sources}
-    if len(sizes) != 1 or None in sizes:
-        return False
+    if len(sizes) != 1 or not sizes.isdisjoint({None, 1}):
+        return []  # the sum over one example is the mean
     (size,) = sizes
     outputs = [output for source in sources for output in source.outputs]
     rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
     if rows:
-        return _is_sum_of(loss, rows, outputs, size)
+        return _are_sums_of(loss, rows, outputs, size)
     rows = [t for t in outputs if t.shape.rank and t.shape[0] == size]
-    return bool(rows) and _is_sum_of_any_size(loss, needed, outputs, rows, size)
+    return _are_sums_of_any_size(loss, needed, outputs, rows, size) if rows else []
 
 
-def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
-    """Returns whether a loss is a sum over the examples of `rows`.
+def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[bool]:
+    """Returns whether each term of a loss is a sum over the examples of `rows`.
 
     Args:
         loss: The loss.
@@ -101,24 +106,54 @@ def _is_sum_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> bool:
     """
     analysis = Analysis(rows, [output for output in outputs if output not in rows])
     analysis.analyze([loss])
-    factors, ends = factors_of_sums(analysis, loss), [loss]
-    if any(_may_be_of_an_epoch(factor, size) for factor in factors):
-        return False
-    head = None if factors else find_head(analysis, loss)
-    if head is not None:
-        ends += [rows.tensor for rows in head.rows]
-        factors = factors_by_numbers(head)
-    if not factors or any(_may_make_mean(factor, size) for factor in factors):
-        return False
-    # A sum may be divided by the examples and weighted too, inside or outside of it.
-    scales = itertools.chain(*(_scales(analysis, end) for end in ends))
-    return not any(_may_make_mean(scale, size) for scale in scales)
+    terms = terms_of(analysis, loss)
+    if any(terms):
+        return [
+            term is not None and _is_sum(analysis, term, size, len(terms))
+            for term in terms
+        ]
+    head = find_head(analysis, loss)
+    factors = factors_by_numbers(head)
+    if not factors:
+        return [False]
+    ends = [loss, *(rows.tensor for rows in head.rows)]
+    return [not _may_be_mean(analysis, ends, factors, size, 1)]
 
 
-def _is_sum_of_any_size(
-    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
+def _is_sum(analysis: Analysis, term: Sum, size: int, terms: int) -> bool:
+    """Returns whether a term that adds up examples provably is no mean over them."""
+    factor = None if None in term.factors else math.prod(term.factors)
+    return not _may_be_mean(
+        analysis, [term.tensor], [factor, *term.factors], size, terms
+    )
+
+
+def _may_be_mean(
+    analysis: Analysis, ends: list, factors: list, size: int, terms: int
 ) -> bool:
-    """Returns `_is_sum_of` for a copy of the loss whose batch has no static size."""
+    """Returns whether a sum over examples may be divided by the number of them.
+
+    It may be divided and weighted too, inside or outside of the sum.
+
+    Args:
+        analysis: The states of tensors.
+        ends: The sum, and tensors that it is computed from.
+        factors: Numbers that scale it; None for one that is not constant.
+        size: Number of examples in a batch; 0 if it is not constant.
+        terms: Number of terms of the loss, which may be averaged as well.
+    """
+    parts = list(itertools.chain(*(_linear_part(analysis, end) for end in ends)))
+    factors = [*factors, *itertools.chain(*map(_scales, parts))]
+    inputs = itertools.chain(*(operation.inputs for operation in parts))
+    terms += sum(len(op.inputs) - 1 for op in parts if op.type in SUMS)
+    elements = {terms * _elements(analysis, tensor) for tensor in inputs}
+    return any(_may_make_mean(factor, size, elements) for factor in factors)
+
+
+def _are_sums_of_any_size(
+    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
+) -> list[bool]:
+    """Returns `_are_sums_of` for a copy of the loss whose batch has no static size."""
     definition, _ = define([op for op in needed if op.type not in BATCHES])
     definition.library.CopyFrom(loss.graph.as_graph_def().library)
     with tf.Graph().as_default():
@@ -128,28 +163,18 @@ def _is_sum_of_any_size(
             copies[output.name] = tf.compat.v1.placeholder(output.dtype, shape)
         (copy,) = insert(definition, copies, [loss], "loss")
         of_rows = [copies[tensor.name] for tensor in rows]
-        return _is_sum_of(copy, of_rows, list(copies.values()), size)
+        return _are_sums_of(copy, of_rows, list(copies.values()), size)
 
 
-def _scales(analysis: Analysis, loss: tf.Tensor) -> Iterator[float | None]:
-    """Yields the constants that scale a loss, or its terms of examples.
-
-    Yields None for one that is not known.
-    """
-    waiting = [loss]
+def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that scale, add up or move numbers before a tensor."""
+    waiting = [tensor]
     while waiting:
         operation = waiting.pop().op
         inputs = list(operation.inputs)
+        yield operation
         if operation.type in SCALING:
-            values = [tf.get_static_value(tensor) for tensor in inputs]
-            for tensor, value in zip(inputs, values, strict=True):
-                if value is None:
-                    waiting.append(tensor)
-                elif value.size and value.flat[0] and (value == value.flat[0]).all():
-                    by = float(value.flat[0])
-                    yield by if operation.type == "Mul" else 1.0 / by
-        elif operation.type == "IdentityN":  # tf.custom_gradient may scale gradients
-            yield None
+            waiting += [t for t in inputs if tf.get_static_value(t) is None]
         elif operation.type in {*_OF_FIRST, *SHOWN}:
             waiting.append(inputs[0])
         elif operation.type in {"Einsum", "MatMul"}:
@@ -159,45 +184,52 @@ def _scales(analysis: Analysis, loss: tf.Tensor) -> Iterator[float | None]:
             waiting += terms or inputs  # beside terms of examples, a penalty
 
 
-def _may_make_mean(factor: float | None, size: int) -> bool:
-    """Returns whether a sum times `factor` may be a mean over examples, or their parts.
+def _scales(operation: tf.Operation) -> Iterator[float | None]:
+    """Yields the constant by which an operation scales; None for one not known."""
+    if operation.type == "IdentityN":  # tf.custom_gradient may scale gradients
+        yield None
+    for tensor in operation.inputs if operation.type in SCALING else ():
+        value = tf.get_static_value(tensor)
+        if value is None or not value.size:
+            continue
+        if value.flat[0] and (value == value.flat[0]).all():
+            by = float(value.flat[0])
+            yield by if operation.type == "Mul" else 1.0 / by
+        elif not value.any():  # no term at all
+            yield None
+
+
+def _elements(analysis: Analysis, tensor: tf.Tensor) -> int:
+    """Returns the numbers that a tensor has for an example; 0 if that is not constant."""
+    _, axis, span, *_ = state = analysis.state(tensor)
+    if state.kind != "rows":
+        return 1
+    if tensor.shape.rank is None:
+        return 0
+    shape = tensor.shape.as_list()
+    lengths = [*shape[:axis], *shape[axis + 1 :]]
+    return 0 if span.symbols or None in lengths else math.prod([span.factor, *lengths])
+
+
+def _may_make_mean(factor: float | None, size: int, elements: Iterable[int]) -> bool:
+    """Returns whether a sum times `factor` may be a mean, or half of one.
+
+    A weight in the same number, as 0.3 / 32 or 60,000 / 32, is not told from a weight.
 
     Args:
         factor: The factor; None if it is not constant.
         size: Number of examples in a batch; 0 if it is not constant.
+        elements: Numbers for each example that may be added up; 0 if not constant.
     """
     if factor is None:
         return True
-    parts = 1.0 / abs(factor)
-    if size == 0 and parts in (1, 2):  # 2 of half of a sum, as of L2Loss
+    parts = 1.0 / abs(factor) / max(size, 1)
+    number = round(parts)
+    if number < 1 or abs(parts / number - 1) > 1e-5:
         return False
-    number = round(parts / max(size, 1))
-    if number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5:
-        return True
-    # 0.3 / 32 has a weight of 0.3, and 0.01 is a weight itself.
-    by_size = parts / size if size else parts
-    return _is_like_a_weight(by_size) and not _is_like_a_weight(parts)
-
-
-def _is_like_a_weight(number: float) -> bool:
-    """Returns whether somebody may write a number, or 1 by it, with two digits."""
-    return any(abs(float(f"{x:.2g}") / x - 1) < 1e-5 for x in (number, 1.0 / number))
-
-
-def _may_be_of_an_epoch(factor: float | None, size: int) -> bool:
-    """Returns whether a factor may be a number of examples by those of a batch.
-
-    A bound of a likelihood has 60,000 / 32 times the sum of a batch, say, and other terms.
-
-    Args:
-        factor: The factor; None if it is not constant.
-        size: Number of examples in a batch; 0 if it is not constant.
-    """
-    if factor is None or abs(factor) > 10:
-        return True
-    examples = abs(factor) * size
-    is_whole = size > 0 and abs(examples - round(examples)) < 1e-5 * examples
-    return is_whole and abs(factor - round(factor, 2)) > 1e-6
+    if size == 0:
+        return number > 2  # half of a sum, as L2Loss, is no mean
+    return any(2 * count % number == 0 for count in elements)
 
 
 def _batch_size(source: tf.Operation) -> int | None:

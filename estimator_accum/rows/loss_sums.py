@@ -1,7 +1,7 @@
-"""Proof that a tensor is a sum over examples."""
+"""Proof that a loss, or a term of it, is a sum over examples."""
 
-import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,56 +20,67 @@ def is_one_number(tensor: tf.Tensor) -> bool:
     return tensor.shape.num_elements() == 1
 
 
-def factors_of_sums(analysis: Analysis, tensor: tf.Tensor) -> list[float | None]:
-    """Returns the factor of each sum over examples of which a tensor consists.
+class Sum(NamedTuple):
+    """A sum over examples, which is a term of a loss.
+
+    Attributes:
+        tensor: The sum.
+        factors: Numbers that scale it in the loss, 1/2 for L2Loss; None for one that is
+            not constant.
+    """
+
+    tensor: tf.Tensor
+    factors: tuple[float | None, ...]
+
+
+def terms_of(
+    analysis: Analysis, tensor: tf.Tensor, factors: tuple = ()
+) -> list[Sum | None]:
+    """Returns the terms of a tensor that provably are sums over examples.
 
     Args:
         analysis: The states of the tensors that it is computed from.
         tensor: The tensor.
+        factors: Numbers that scale it; None for one that is not constant.
 
     Returns:
-        A number for each sum, 1/2 for L2Loss, None for one that is not constant; an
-        empty list unless the tensor provably is such sums, plus terms without examples.
+        None in the place of any other term of examples. Terms without examples, and
+        those that are multiplied by 0, have no place.
     """
     operation = tensor.op
-    if analysis.state(tensor).kind != "mixed":
-        return []
+    state = analysis.state(tensor)
+    if state.kind != "mixed":
+        return [] if state.kind == "fixed" else [None]
     kinds = [analysis.state(tensor).kind for tensor in operation.inputs]
     first = operation.inputs[0] if operation.inputs else None
     if operation.type == "L2Loss" and kinds[0] == "rows":
-        return [0.5]
+        return [Sum(tensor, (*factors, 0.5))]
     if operation.type == "Sum" and kinds[0] == "rows":
-        return [1.0] if _sums_rows(analysis, operation) else []
-    if operation.type in ("Sum", "Mean"):
-        by = 1.0 if operation.type == "Sum" else _share(operation)
-        return _scaled(factors_of_sums(analysis, first), by)
-    if operation.type in SHOWN or (
+        return [Sum(tensor, factors) if _sums_rows(analysis, operation) else None]
+    if operation.type == "Mean":
+        return terms_of(analysis, first, (*factors, _share(operation)))
+    if operation.type in {"Sum", *SHOWN} or (
         operation.type == "StridedSlice" and is_one_number(first)
     ):
-        return factors_of_sums(analysis, first)
+        return terms_of(analysis, first, factors)
     if operation.type in ("Einsum", "MatMul"):
-        return [1.0] if _combines_rows(analysis, operation) else []
+        return [Sum(tensor, factors) if _combines_rows(analysis, operation) else None]
     if operation.type in SCALING and sorted(kinds) == ["fixed", "mixed"]:
         place = kinds.index("mixed")
         if operation.type != "Mul" and place:
-            return []
+            return [None]
         by = tf.get_static_value(operation.inputs[1 - place])
-        if by is None or by.size != 1 or not by.all():
-            by = None
-        elif operation.type != "Mul":
+        if by is not None and not by.any():
+            return []
+        by = None if by is None or by.size != 1 else float(by.item())
+        if by is not None and operation.type != "Mul":
             by = 1.0 / by
-        return _scaled(factors_of_sums(analysis, operation.inputs[place]), by)
+        return terms_of(analysis, operation.inputs[place], (*factors, by))
     if operation.type not in LINEAR:
-        return []
-    factors = []
-    for summand, kind in zip(operation.inputs, kinds):
-        if kind != "fixed":
-            factors.append(factors_of_sums(analysis, summand))
-    return list(itertools.chain(*factors)) if all(factors) else []
-
-
-def _scaled(factors: list[float | None], by: float | None) -> list[float | None]:
-    return [None if by is None or f is None else float(f * by) for f in factors]
+        return [None]
+    return [
+        term for part in operation.inputs for term in terms_of(analysis, part, factors)
+    ]
 
 
 def _share(operation: tf.Operation) -> float | None:
@@ -115,40 +126,49 @@ def may_be_sum(loss: tf.Tensor, has_batch: Callable[[tf.Operation], bool]) -> bo
         loss: The loss.
         has_batch: Whether an operation is computed from the batch.
     """
-    waiting, may_be = [(loss, False)], False
+    waiting = [(loss, False)]
     while waiting:
         tensor, is_mean = waiting.pop()
         operation, inputs = tensor.op, list(tensor.op.inputs)
         if operation.type in ("Einsum", "L2Loss", "MatMul") or (
             operation.type == "Sum" and not is_one_number(inputs[0])
         ):
-            may_be = True
+            if has_batch(operation):
+                return True
         elif operation.type in {"Mean", "Sum", *SHOWN}:
             is_mean |= operation.type == "Mean" and not is_one_number(inputs[0])
             waiting.append((inputs[0], is_mean))
         elif operation.type in LINEAR:
             waiting += [(summand, is_mean) for summand in inputs]
         elif operation.type in SCALING:
-            if operation.type != "Mul" and has_batch(inputs[1].op):
-                return False
-            waiting += [(t, is_mean) for t in inputs if tf.get_static_value(t) is None]
-        elif has_batch(operation):
-            if is_mean:
-                return False
-            may_be = True
-    return may_be
+            if operation.type == "Mul" or not has_batch(inputs[1].op):
+                waiting += [
+                    (t, is_mean) for t in inputs if tf.get_static_value(t) is None
+                ]
+        elif not is_mean and has_batch(operation):
+            return True
+    return False
 
 
-def refuse_sum(loss: tf.Tensor, of_weights: str) -> None:
+def refuse_sum(loss: tf.Tensor, is_whole: bool, of_weights: str) -> None:
     """Raises ValueError for a loss that is a sum and declared as a mean.
 
     Args:
         loss: The loss.
+        is_whole: Whether all of its terms are such sums.
         of_weights: Remedy for a sum with weights whose sum is 1.
     """
+    if not is_whole:
+        raise ValueError(
+            "The terms of a loss must all be means over the examples, or all be sums. "
+            f"Received: {loss.name}, declared as a mean, the default, which adds a sum "
+            "over the examples to other terms. Divide this sum by the number of examples. "
+            "If the other terms are sums too, pass reduction='sum'."
+        )
     raise ValueError(
         "A loss that sums over the examples must be declared as a sum. Received: "
         f"{loss.name}, declared as a mean, the default. Pass reduction='sum' to the "
-        "function that makes the train op, or divide the loss by the number of examples. "
+        "function that makes the train op, or divide the loss by the number of examples, "
+        "apart from any weight. "
         f"If it has weights that the input pipeline normalizes, {of_weights}."
     )

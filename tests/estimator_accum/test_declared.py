@@ -68,6 +68,8 @@ class _Regression:
         self.errors = tf.linalg.matvec(self.x, self.w) - self.y
         self.squares = tf.square(self.errors)
         self.terms = self.errors[:, None] * self.x  # [B, 3]
+        tokens = tf.tile(self.errors[:, None, None], [1, 5, 4])  # [B, 5, 4]
+        self.tokens = tf.reduce_sum(tokens, 2)
         self.mask = tf.cast(self.y > 0.0, tf.float32)
         self.kept = tf.boolean_mask(self.squares, self.y > 0.0)
         self.groups = tf.cast(self.y, tf.int32)
@@ -134,6 +136,11 @@ SUMS = {
     "l2_loss": lambda m: tf.nn.l2_loss(m.errors),
     "by_a_weight": lambda m: 0.31 * _sum(m),
     "by_another_number": lambda m: _sum(m) / 100.0,
+    "by_a_third_of_the_batch": lambda m: 0.375 * _sum(m),
+    "by_four_batches": lambda m: _sum(m) / 32.0,
+    # A weight alone is such a number as well.
+    "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
+    "by_an_epoch_and_the_batch": lambda m: 60_000 / 8 * _sum(m) + tf.nn.l2_loss(m.w),
     "of_means": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 1)),
     "of_sums": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 1)) + _sum(m),
     "masked": lambda m: tf.reduce_sum(m.squares * m.mask),
@@ -184,6 +191,17 @@ SUMS = {
     "with_a_bias": lambda m: tf.norm(m.errors + m.w[0]) ** 2,
     "trace": lambda m: tf.linalg.trace(tf.matmul(m.terms, m.x, transpose_a=True)),
 }
+# A sum beside terms that are none, or are not known to be one.
+PARTS = {
+    "mean": lambda m: tf.reduce_mean(m.squares) + 0.1 * _sum(m),
+    "penalty_of_rows": lambda m: (
+        tf.reduce_mean(m.squares) + 1e-4 * tf.nn.l2_loss(m.terms)
+    ),
+    "as_if_of_the_batch": lambda m: _sum(m) + 0.125 * tf.reduce_sum(m.terms),
+    "by_a_fed_weight": lambda m: (
+        _sum(m) + v1.placeholder(tf.float32, []) * tf.reduce_sum(m.terms)
+    ),
+}
 # Means, and what may be one: it stays as declared.
 OTHERS = {
     "mean": lambda m: tf.reduce_mean(m.squares),
@@ -193,8 +211,6 @@ OTHERS = {
     "by_weights_and_the_batch": lambda m: tf.reduce_sum(
         m.terms * (tf.constant([0.3, 0.5, 0.2]) / 8.0)
     ),
-    "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
-    "by_the_batch_and_a_weight": lambda m: _sum(m) / (8 * 0.71),
     "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
     "squares": lambda m: tf.nn.l2_loss(m.errors) / 4.0,
     "tf.losses_sum": lambda m: v1.losses.mean_squared_error(
@@ -215,8 +231,17 @@ OTHERS = {
     "stacked": lambda m: tf.reduce_mean(tf.stack([_sum(m) / 8.0] * 3)),
     "of_sums": lambda m: tf.reduce_mean(tf.reduce_sum(m.terms, 1)),
     "with_penalty": lambda m: tf.reduce_mean(m.squares) + tf.reduce_sum(m.w**2),
-    "of_an_epoch": lambda m: 60_000 / 8 * _sum(m) + tf.nn.l2_loss(m.w),
-    "half_a_mean": lambda m: tf.reduce_mean(m.squares) + 0.1 * _sum(m),
+    "with_nothing_of_a_sum": lambda m: tf.reduce_mean(m.squares) + 0.0 * _sum(m),
+    "with_a_sum_of_zeros": lambda m: (
+        tf.reduce_mean(m.squares) + tf.reduce_sum(0.0 * m.squares)
+    ),
+    "of_all_steps": lambda m: tf.add_n([_sum(m)] * 5) / (8 * 5),
+    "of_all_steps_of_an_example": lambda m: (
+        tf.reduce_sum(tf.add_n([m.squares] * 5)) / (8 * 5)
+    ),
+    "a_weight_by_the_batch": lambda m: 0.31 * (_sum(m) / 8.0),
+    "of_tokens_and_columns": lambda m: tf.reduce_sum(m.tokens) / (8 * 20),
+    "of_an_epoch": lambda m: 60_000 * (_sum(m) / 8.0) + tf.nn.l2_loss(m.w),
     "tf.losses": lambda m: v1.losses.mean_squared_error(m.y, m.errors),
 }
 # No proof by numbers either.
@@ -294,6 +319,12 @@ def test_sums_are_refused(name, fresh_graph):
         _train_op(SUMS[name](_Regression()), 4)
 
 
+@pytest.mark.parametrize("name", PARTS)
+def test_a_sum_beside_other_terms_is_refused(name, fresh_graph):
+    with pytest.raises(ValueError, match="all be sums.*adds a sum over the examples"):
+        _train_op(PARTS[name](_Regression()), 4)
+
+
 # Where a static number of examples could be taken for the divisor.
 _OF_STATIC_SIZE = ["mean", "of_the_batch", "inside_of_the_sum", "half_squares"]
 _OF_STATIC_SIZE += ["of_all_tokens", "einsum_of_the_batch", "tf.losses"]
@@ -319,7 +350,7 @@ def test_what_numbers_show_to_be_no_sum_stays_as_declared(name, fresh_graph, cap
 
 @pytest.mark.parametrize("name", MAY_BE_ONE)
 def test_what_may_be_one_example_stays_as_declared(name, fresh_graph):
-    _train_op(_sum(_Regression(MAY_BE_ONE[name])), 4)
+    _train_op(0.31 * _sum(_Regression(MAY_BE_ONE[name])), 4)
 
 
 def test_a_declared_sum_a_single_micro_batch_and_scaled_gradients_are_taken(

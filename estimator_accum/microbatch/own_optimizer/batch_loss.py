@@ -5,7 +5,7 @@ import tensorflow as tf
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
-from estimator_accum.rows.loss_sums import factors_of_sums, may_be_sum, refuse_sum
+from estimator_accum.rows.loss_sums import may_be_sum, refuse_sum, terms_of
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
@@ -37,6 +37,7 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     if not may_be_sum(loss, operations.__contains__):
         return
     analysis = View(batch, [loss]).analysis
-    factors = factors_of_sums(analysis, loss)
-    if factors or factors_by_numbers(find_head(analysis, loss)):
-        refuse_sum(loss, "declare reduction='sum': weighted sums add up")
+    terms = terms_of(analysis, loss)
+    if any(terms) or factors_by_numbers(find_head(analysis, loss)):
+        is_whole = all(terms) or not any(terms)
+        refuse_sum(loss, is_whole, "declare reduction='sum': weighted sums add up")

@@ -62,6 +62,14 @@ def test_a_sum_that_is_declared_as_a_mean_is_refused(name):
     build(_model_fn(_SUMS[name], _accumulating), _BATCH, reduction="sum")
 
 
+def test_a_sum_beside_a_mean_is_refused():
+    def loss_of(x, labels, weights):
+        return tf.reduce_mean(_errors(x, labels, weights)) + tf.nn.l2_loss(x @ weights)
+
+    with pytest.raises(ValueError, match="all be sums.*adds a sum over the examples"):
+        build(_model_fn(loss_of, _accumulating), _BATCH)
+
+
 @pytest.mark.parametrize(
     "loss_of",
     [
