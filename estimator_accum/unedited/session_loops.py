@@ -33,7 +33,6 @@ from estimator_accum.graph.writers import needed_by_updates, writers_of
 from estimator_accum.unedited.own_loops import watch_fetches
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
-_refused = []  # sentences
 
 
 class _Local(threading.local):
@@ -72,13 +71,6 @@ def accumulate_runs(gradient_accumulation_steps: int) -> Callable[[], int]:
     return runs.exit_code
 
 
-def _refuse(sentence: str) -> None:
-    """Ends the process with a sentence and exit code 2."""
-    _say(sentence)
-    _refused.append(sentence)
-    raise SystemExit(2)
-
-
 def _say(sentence: str) -> None:
     print(f"estimator-accum: {sentence}", file=sys.stderr, flush=True)
 
@@ -99,20 +91,6 @@ def _change_methods(base: type, changes: dict[str, Callable]) -> None:
         change(cls)
 
     base.__init_subclass__ = classmethod(init_subclass)
-
-
-def _refusing(original: Callable) -> Callable:
-    """Returns the stand-in for `apply_gradients` of a Keras optimizer."""
-
-    @functools.wraps(original)
-    def apply_gradients(self, *args, **kwargs):
-        _refuse(
-            "With --gradient_accumulation_steps a script must train by optimizers of "
-            f"tf.compat.v1.train. Received: {type(self).__name__} of Keras. Wrap it in "
-            "the script: estimator_accum.keras.accumulate(optimizer, K)."
-        )
-
-    return apply_gradients
 
 
 @contextlib.contextmanager
@@ -171,7 +149,7 @@ class Runs:
         self._train_ops = weakref.WeakKeyDictionary()  # these, by the outermost graph
         self._branches = set()  # names of branches with a train op
         self._seen = weakref.WeakKeyDictionary()  # fetches, by graph
-        self._has_trained = False
+        self._has_trained = self._is_refused = False
 
     def install(self) -> None:
         """Changes optimizers, gradients and sessions for the rest of the process."""
@@ -183,7 +161,7 @@ class Runs:
         keras = tf.keras.optimizers
         older = getattr(keras, "legacy", keras)  # before TensorFlow 2.11 the only ones
         for kind in {keras.Optimizer, older.Optimizer}:
-            _change_methods(kind, {"apply_gradients": _refusing})
+            _change_methods(kind, {"apply_gradients": self._refusing})
         replace_function(GRADIENTS, _differentiating)
         watch_fetches(self._check)
 
@@ -223,6 +201,25 @@ class Runs:
 
         return apply_gradients
 
+    def _refusing(self, original: Callable) -> Callable:
+        """Returns the stand-in for `apply_gradients` of a Keras optimizer."""
+
+        @functools.wraps(original)
+        def apply_gradients(optimizer, *args, **kwargs):
+            self._refuse(
+                "With --gradient_accumulation_steps a script must train by optimizers "
+                f"of tf.compat.v1.train. Received: {type(optimizer).__name__} of Keras. "
+                "Wrap it in the script: estimator_accum.keras.accumulate(optimizer, K)."
+            )
+
+        return apply_gradients
+
+    def _refuse(self, sentence: str) -> None:
+        """Ends the process with a sentence and exit code 2."""
+        _say(sentence)
+        self._is_refused = True
+        raise SystemExit(2)
+
     def exit_code(self) -> int:
         """Returns the exit code of a script that has ended by itself."""
         if code := self.refusal_code():
@@ -238,7 +235,7 @@ class Runs:
 
     def refusal_code(self) -> int:
         """Returns 2 if the script was refused in a thread of its own, else 0."""
-        return 2 if _refused else 0
+        return 2 if self._is_refused else 0
 
     def _check(self, graph: tf.Graph, fetched: list[tf.Operation]) -> None:
         """Refuses a run that trains and writes to other variables, too."""
@@ -265,7 +262,7 @@ class Runs:
             return
         self._has_trained = True
         if windows > len(train_ops):
-            _refuse(
+            self._refuse(
                 "With --gradient_accumulation_steps a script must not accumulate by "
                 "itself. Received: a train op of this library. Run the script by itself."
             )
@@ -275,7 +272,7 @@ class Runs:
         """Refuses writes beside the train op, but for those of `registered`."""
         for name, writer in written.items():
             if writer not in registered:
-                _refuse(
+                self._refuse(
                     "With --gradient_accumulation_steps only optimizers and registered "
                     "UPDATE_OPS may write variables when the train op runs: any other "
                     f"write would run {self._steps} times per update. Received: {name}, "

@@ -242,7 +242,7 @@ class _World:
         self.run = training.Run(**parts | {"description": {}, "windows": windows})
         monkeypatch.setattr(training, "make_estimator", lambda *_: self)
         monkeypatch.setattr(training, "read_progress", lambda _: self.progress)
-        monkeypatch.setattr(training, "_input_fn", lambda *_: None)
+        monkeypatch.setattr(training, "train_input_fn", lambda *_, **__: None)
 
     def train(self, input_fn, hooks, max_steps):
         """Trains to `max_steps`, which must be the end of an update."""

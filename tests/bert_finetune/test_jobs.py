@@ -89,7 +89,8 @@ def test_a_run_killed_before_a_partial_window_was_applied_applies_it(settings, t
         kept = lambda **options: keep("keep", **options)
         patch.setattr(model_fn, "make_accumulation_hooks", kept)
         # K = 2 for the last window too, so that it stays partial.
-        patch.setattr(training, "_schedule", lambda windows: 2)
+        make = training.make_model_fn
+        patch.setattr(training, "make_model_fn", lambda *args: make(*args[:-1], 2))
         jobs.execute(prepared)
     assert all_variables(settings.output_dir)["accumulation/micro_steps"] == 1
     ours = variables(run(settings, do_train=True))
@@ -121,7 +122,7 @@ def test_a_graph_that_cannot_be_built_leaves_an_empty_folder(settings, monkeypat
     def broken(*_, **__):
         raise ValueError("`loss` must be a scalar.")
 
-    monkeypatch.setattr("bert_finetune.model_fn._training", broken)
+    monkeypatch.setattr(model_fn, "make_accumulating_train_op", broken)
     with pytest.raises(ValueError, match="`loss` must be a scalar"):
         run(settings, do_train=True)
     assert not list(pathlib.Path(settings.output_dir).iterdir())
@@ -175,12 +176,13 @@ def test_a_run_that_evaluates_ends_with_the_same_weights_and_uses_the_best(
     plain = run(settings, **changes, output_dir=str(tmp_path / "plain"))
     folder = tiny_bert.copy_at_step(plain, pathlib.Path(settings.output_dir), 3)
     assert read_progress(str(folder)) == (3, 1, 1)
-    measure, scores = jobs._measure, iter((0.25, 0.75, 0.5))
+    scores, estimator = iter((0.25, 0.75, 0.5)), tf.estimator.Estimator
+    evaluate = estimator.evaluate
 
-    def measured(*args):
-        return measure(*args) | {"matthews_correlation": next(scores, 1.0)}
+    def evaluated(*args, **options):
+        return evaluate(*args, **options) | {"matthews_correlation": next(scores, 1.0)}
 
-    monkeypatch.setattr(jobs, "_measure", measured)
+    monkeypatch.setattr(estimator, "evaluate", evaluated)
     done = {"do_eval": True, "do_predict": True, "do_export": "hf"}
     parts = dataclasses.replace(settings, **changes, **done, eval_every_updates=3)
     text = jobs.execute(jobs.prepare(inputs.read(parts)))

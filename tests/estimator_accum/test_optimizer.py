@@ -161,10 +161,23 @@ def _input_fn(batch_size, count=BATCH * UPDATES):
 
 
 def _accumulating(**options):
-    def wrap(make_optimizer):
-        return lambda: AccumulatingOptimizer(make_optimizer(), K, **options)
+    def wrap(kind, rate):
+        def make():
+            optimizer = kind(_decayed(rate, get_or_create_update_step()))
+            return AccumulatingOptimizer(optimizer, K, **options)
+
+        return make
 
     return wrap
+
+
+def _plain(kind, rate):
+    return lambda: kind(_decayed(rate, v1.train.get_or_create_global_step()))
+
+
+def _decayed(rate, step):
+    """Returns a rate that decays with every update, so a wrong clock is noticed."""
+    return rate / (1.0 + 0.5 * tf.cast(step, tf.float32))
 
 
 def _dnn(wrap, reduction, folder):
@@ -172,7 +185,7 @@ def _dnn(wrap, reduction, folder):
         [5],
         _COLUMNS,
         model_dir=folder,
-        optimizer=wrap(lambda: v1.train.AdamOptimizer(_rate(0.05))),
+        optimizer=wrap(v1.train.AdamOptimizer, 0.05),
         loss_reduction=reduction,
         config=tf.estimator.RunConfig(tf_random_seed=1),
     )
@@ -182,35 +195,24 @@ def _combined(wrap, reduction, folder):
     return v1.estimator.DNNLinearCombinedClassifier(
         folder,
         _COLUMNS,
-        wrap(lambda: v1.train.FtrlOptimizer(_rate(0.5))),
+        wrap(v1.train.FtrlOptimizer, 0.5),
         _COLUMNS,
-        wrap(lambda: v1.train.AdagradOptimizer(_rate(0.1))),
+        wrap(v1.train.AdagradOptimizer, 0.1),
         [5],
         loss_reduction=reduction,
         config=tf.estimator.RunConfig(tf_random_seed=1),
     )
 
 
-_IS_PLAIN = []
-
-
-def _rate(initial):
-    """Returns a rate that decays with every update, so a wrong clock is noticed."""
-    make_clock = v1.train.get_or_create_global_step
-    clock = make_clock() if _IS_PLAIN else get_or_create_update_step()
-    return initial / (1.0 + 0.5 * tf.cast(clock, tf.float32))
-
-
 @pytest.mark.parametrize(("make", "reduction"), [(_dnn, "sum"), (_combined, "mean")])
 def test_canned_estimators_take_it_and_train_as_on_the_big_batch(
-    tmp_path, monkeypatch, make, reduction
+    tmp_path, make, reduction
 ):
     theirs = "SUM" if reduction == "sum" else "SUM_OVER_BATCH_SIZE"
     theirs = getattr(v1.losses.Reduction, theirs)
     ours = make(_accumulating(reduction=reduction), theirs, str(tmp_path / "ours"))
     ours.train(_input_fn(BATCH // K), hooks=make_accumulation_hooks())
-    monkeypatch.setitem(globals(), "_IS_PLAIN", [True])
-    plain = make(lambda optimizer: optimizer, theirs, str(tmp_path / "plain"))
+    plain = make(_plain, theirs, str(tmp_path / "plain"))
     plain.train(_input_fn(BATCH))
     values, expected = variables_of(ours), variables_of(plain)
     del expected["global_step"]

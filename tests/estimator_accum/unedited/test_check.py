@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from estimator_accum.graph import internals
 from estimator_accum.unedited.comparison import (
     _without_order,
     check_instead_of_training,
@@ -94,10 +95,10 @@ def _counted(hidden, labels):
 @pytest.fixture
 def check(monkeypatch, own_sessions, capsys, tmp_path):
     """Returns a function that gives (exit code, output) for a model_fn."""
-    kind = v1.estimator.Estimator
+    place = internals.train_of_estimator()
 
     def run(model_fn, input_fn=_input_fn, precision="float32") -> tuple[int, str]:
-        monkeypatch.setattr(kind, "_train_model", kind._train_model)
+        monkeypatch.setattr(*place, getattr(*place))
         check_instead_of_training(2, precision, is_forced=True)
         estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
         with pytest.raises(SystemExit) as ended:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer
+from estimator_accum.graph import internals
 from estimator_accum.unedited import run as command
 from estimator_accum.unedited import session_loops
 from estimator_accum.unedited.estimators import cut_batches
@@ -152,8 +153,8 @@ def test_flags_that_do_not_fit_are_one_sentence(line, sentence, capsys):
 @pytest.fixture
 def _cut(monkeypatch, own_sessions):
     """Cuts the batches of all Estimators during the test."""
-    kind = v1.estimator.Estimator
-    monkeypatch.setattr(kind, "_call_model_fn", kind._call_model_fn)
+    place = internals.call_of_model_fn()
+    monkeypatch.setattr(*place, getattr(*place))
     return cut_batches(3)
 
 
@@ -495,8 +496,7 @@ class TestWritesBesideTheUpdate:
     """Writes in the call of session.run that trains: K per update, if allowed."""
 
     @pytest.fixture(autouse=True)
-    def _train_op(self, fresh_graph, monkeypatch):
-        monkeypatch.setattr(session_loops, "_refused", [])
+    def _train_op(self, fresh_graph):
         self.runs = session_loops.Runs(2)
         self.w = v1.get_variable("w", initializer=1.0)
         self.other = v1.get_variable("other", initializer=1.0, trainable=False)
