@@ -1,6 +1,7 @@
 """Training loops of TensorFlow 1: `slim.learning`, with its `create_train_op`."""
 
 import time
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
@@ -261,14 +262,10 @@ def train(
         if logdir:
             supervisor.start_standard_services(session)
         threads = supervisor.start_queue_runners(session)
-        loss = None
-        try:
-            should_stop = False
-            while not should_stop and not supervisor.should_stop():
-                arguments = (train_op, global_step, train_step_kwargs)
-                loss, should_stop = train_step_fn(session, *arguments)
-        except tf.errors.OutOfRangeError as error:
-            tf.logging.info("Caught OutOfRangeError. Stopping Training. %s", error)
+        loss = _run_steps(
+            supervisor,
+            lambda: train_step_fn(session, train_op, global_step, train_step_kwargs),
+        )
         if logdir:
             tf.logging.info("Finished training! Saving model to disk.")
             step = supervisor.global_step
@@ -278,6 +275,17 @@ def train(
             close_summary_writer=True,
             ignore_live_threads=ignore_live_threads,
         )
+    return loss
+
+
+def _run_steps(supervisor, run_step: Callable[[], tuple]):
+    """Runs steps until one of them, the supervisor or the data ends; returns the loss."""
+    loss, should_stop = None, False
+    try:
+        while not should_stop and not supervisor.should_stop():
+            loss, should_stop = run_step()
+    except tf.errors.OutOfRangeError as error:
+        tf.logging.info("Caught OutOfRangeError. Stopping Training. %s", error)
     return loss
 
 

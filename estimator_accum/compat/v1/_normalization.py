@@ -217,19 +217,12 @@ def batch_norm(
             data_format,
             batch_weights,
         )
-
-        def update():
-            if zero_debias_moving_mean:
-                moved = moving_averages.assign_moving_average(
-                    moving_mean, mean, decay, zero_debias=True
-                )
-            else:
-                moved = _move(moving_mean, mean, decay)
-            return moved, _move(moving_variance, variance, decay)
-
         outputs = _with_updates(
             outputs,
-            update,
+            lambda: (
+                _move(moving_mean, mean, decay, zero_debias_moving_mean),
+                _move(moving_variance, variance, decay),
+            ),
             (moving_mean, moving_variance),
             is_training,
             updates_collections,
@@ -361,8 +354,12 @@ def _normalize(
     return outputs, mean, variance
 
 
-def _move(variable, value, decay: float):
+def _move(variable, value, decay: float, zero_debias: bool = False):
     """Returns the op `variable = decay * variable + (1 - decay) * value`."""
+    if zero_debias:
+        return moving_averages.assign_moving_average(
+            variable, value, decay, zero_debias=True
+        )
     difference = variable - tf.cast(value, variable.dtype)
     return variable.assign_sub(difference * (1.0 - decay))
 

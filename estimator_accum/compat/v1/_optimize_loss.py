@@ -75,14 +75,7 @@ def optimize_loss(
                 loss = tf.identity(loss, "control_dependency")
         rate = _rate(learning_rate)
         if rate is not None and learning_rate_decay_fn is not None:
-            if global_step is None:
-                raise ValueError(
-                    "`learning_rate_decay_fn` must have a global step. Received: none. "
-                    "Create it by tf.train.get_or_create_global_step()."
-                )
-            rate = learning_rate_decay_fn(rate, global_step)
-            if "learning_rate" in summaries:
-                tf.summary.scalar("learning_rate", rate)
+            rate = _decayed(rate, learning_rate_decay_fn, global_step, summaries)
         optimizer = _optimizer(optimizer, rate)
         if variables is None:
             variables = tf.trainable_variables()
@@ -93,17 +86,13 @@ def optimize_loss(
             pairs = [(_with_noise(g, gradient_noise_scale), v) for g, v in pairs]
         if gradient_multipliers is not None:
             pairs = [(_multiplied(g, v, gradient_multipliers), v) for g, v in pairs]
-        has_norm = "global_gradient_norm" in summaries or "gradient_norm" in summaries
-        if has_norm:
-            norm = tf.global_norm([gradient for gradient, _ in pairs])
-            tf.summary.scalar("global_norm/gradient_norm", norm)
+        _summarize_norm(pairs, "gradient_norm", summaries)
         pairs = _clipped(pairs, clip_gradients)
         if "loss" in summaries:
             tf.summary.scalar("loss", loss)
         _summarize(pairs, summaries)
-        if clip_gradients is not None and has_norm:
-            norm = tf.global_norm([gradient for gradient, _ in pairs])
-            tf.summary.scalar("global_norm/clipped_gradient_norm", norm)
+        if clip_gradients is not None:
+            _summarize_norm(pairs, "clipped_gradient_norm", summaries)
         updates = optimizer.apply_gradients(
             pairs, global_step if increment_global_step else None, name="train"
         )
@@ -140,6 +129,18 @@ def _rate(learning_rate):
         "`learning_rate` must be a float >= 0, a scalar Tensor or None. Received: "
         f"{learning_rate!r}. Write e.g. 0.1."
     )
+
+
+def _decayed(rate, decay_fn, global_step, summaries: list):
+    if global_step is None:
+        raise ValueError(
+            "`learning_rate_decay_fn` must have a global step. Received: none. "
+            "Create it by tf.train.get_or_create_global_step()."
+        )
+    rate = decay_fn(rate, global_step)
+    if "learning_rate" in summaries:
+        tf.summary.scalar("learning_rate", rate)
+    return rate
 
 
 def _optimizer(optimizer, rate):
@@ -205,6 +206,12 @@ def _clipped(pairs: list, clip_gradients) -> list:
         "`clip_gradients` must be a float, a function or None. Received: "
         f"{clip_gradients!r}. Write e.g. 1.0."
     )
+
+
+def _summarize_norm(pairs: list, name: str, summaries: list) -> None:
+    if "global_gradient_norm" in summaries or "gradient_norm" in summaries:
+        norm = tf.global_norm([gradient for gradient, _ in pairs])
+        tf.summary.scalar(f"global_norm/{name}", norm)
 
 
 def _summarize(pairs: list, summaries: list) -> None:
