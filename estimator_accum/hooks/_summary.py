@@ -136,18 +136,21 @@ class TrainingSummary(Report):
             line += ", which no checkpoint holds" * self._is_shared
         write_line(line, _logger)
         if self._held and (self._updates if self._is_shared else self._last) == 0:
-            unchanged, train_on = ", so no weight has changed yet", True
-            if self._is_shared:  # other workers may have changed them
-                unchanged, train_on = ", so this worker has changed no weight", False
-            _warnings.warning(
-                "The first update needs %d micro-steps. Received: %d%s. max_steps "
-                "and steps count micro-steps: multiply them by %d%s.",
-                self._steps,
-                self._held,
-                unchanged,
-                self._steps,
-                ", or train on from this checkpoint" * train_on,
-            )
+            self._warn_of_no_update()
+
+    def _warn_of_no_update(self) -> None:
+        unchanged, train_on = ", so no weight has changed yet", True
+        if self._is_shared:  # other workers may have changed them
+            unchanged, train_on = ", so this worker has changed no weight", False
+        _warnings.warning(
+            "The first update needs %d micro-steps. Received: %d%s. max_steps and steps "
+            "count micro-steps: multiply them by %d%s.",
+            self._steps,
+            self._held,
+            unchanged,
+            self._steps,
+            ", or train on from this checkpoint" * train_on,
+        )
 
 
 def _counted(number: int, noun: str) -> str:

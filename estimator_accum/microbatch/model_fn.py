@@ -99,18 +99,8 @@ def microbatch_model_fn(
             no example, one example does not fit in memory, or predictions cannot be
             joined.
     """
-    if not callable(model_fn):
-        raise TypeError(
-            "`model_fn` must be a function of features, labels, mode. "
-            f"Received: {model_fn!r}. Pass the one that your Estimator has."
-        )
     is_auto = isinstance(micro_batches, str) and micro_batches == "auto"
-    if not is_auto:
-        remedy = "Use 1 to cut no batch."
-        check_count("micro_batches", micro_batches, remedy, " or 'auto'")
-    if grow_after is not None:
-        remedy = "Use None to never try fewer."
-        check_count("grow_after", grow_after, remedy, " or None")
+    _check_arguments(model_fn, 1 if is_auto else micro_batches, grow_after)
     check_reduction(reduction)
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
@@ -149,6 +139,19 @@ def microbatch_model_fn(
         return _predicted(batch, spec, make_count("-predict"), constants)
 
     return _like(model_fn, wrapped)
+
+
+def _check_arguments(model_fn, micro_batches, grow_after) -> None:
+    if not callable(model_fn):
+        raise TypeError(
+            "`model_fn` must be a function of features, labels, mode. "
+            f"Received: {model_fn!r}. Pass the one that your Estimator has."
+        )
+    remedy = "Use 1 to cut no batch."
+    check_count("micro_batches", micro_batches, remedy, " or 'auto'")
+    if grow_after is not None:
+        remedy = "Use None to never try fewer."
+        check_count("grow_after", grow_after, remedy, " or None")
 
 
 def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
