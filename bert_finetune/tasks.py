@@ -243,7 +243,7 @@ def read_examples(
             )
         examples.append(_example(task, path, number, row, position, guid))
     if broken:
-        _check_mostly_whole(path, broken, len(examples))
+        _check_mostly_whole(broken, len(examples))
     if not examples:
         raise ValueError(_no_examples(task, path))
     return examples
@@ -403,7 +403,7 @@ def _other_width(
     )
 
 
-def _check_mostly_whole(path: pathlib.Path, broken: list[str], whole: int) -> None:
+def _check_mostly_whole(broken: list[str], whole: int) -> None:
     """Raises ValueError if at least half of the rows are broken: it is another file."""
     if len(broken) >= whole:
         raise ValueError(broken[0])

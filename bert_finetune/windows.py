@@ -117,7 +117,7 @@ class Windows:
         parts = []
         while first < behind:  # more than one pass where epochs meet
             epoch, offset = divmod(first, self.num_examples)
-            order = _remembered_order(self.num_examples, self.seed, epoch)
+            order = epoch_order(self.num_examples, self.seed, epoch)
             parts.append(order[offset : offset + behind - first])
             first += len(parts[-1])
         return np.concatenate(parts)
@@ -282,13 +282,11 @@ def with_fastest_tokens(windows: Windows, max_seq_length: int) -> Windows:
     return dataclasses.replace(windows, tokens=tokens)
 
 
+# An epoch has many windows; where two epochs meet, a window needs both orders.
+@functools.lru_cache(maxsize=2)
 def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     """Returns the permutation of one epoch, int64 [examples]."""
     # Sorted random numbers, not a shuffle: NumPy guarantees that the raw numbers never
     # change, but not the shuffle, and a run may resume under another NumPy version.
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64))
     return np.argsort(bits.random_raw(num_examples), kind="stable")
-
-
-# An epoch has many windows; where two epochs meet, a window needs both orders.
-_remembered_order = functools.lru_cache(maxsize=2)(epoch_order)

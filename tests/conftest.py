@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import pathlib
+import signal
 from collections.abc import Callable
 
 import psutil
@@ -186,6 +187,14 @@ def real_starts():
     """Starts the programs of the test as a user does, without forking."""
     with programs.real_starts():
         yield
+
+
+@pytest.fixture
+def ctrl_c():
+    """Enables Ctrl-C, which a shell ignores in its background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def _ids(features):
     return features["input_ids"][:, 1].tolist()
 
 
-@pytest.mark.parametrize("done", [(0, 0), (0, 1), (2, 1), (4, 0), (8, 1), (9, 0)])
+@pytest.mark.parametrize("done", [(0, 1), (4, 0), (8, 1), (9, 0)])
 def test_batches_from_a_micro_step_on_are_the_tail_of_the_run(encoded, done):
     full = _train_batches(encoded)
     tail = _train_batches(encoded, update=done[0], micro_step=done[1])

@@ -215,16 +215,8 @@ def test_a_folder_in_use_is_refused_to_those_who_train(flags, capsys):
         assert "must be of one run at a time" in _refused(flags, capsys)
 
 
-@pytest.fixture
-def _not_ignored_sigint():
-    """Enables Ctrl-C, which a shell ignores in its background jobs."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.once
-@pytest.mark.usefixtures("real_starts", "_not_ignored_sigint")
+@pytest.mark.usefixtures("real_starts", "ctrl_c")
 def test_ctrl_c_saves(flags):
     flags |= {"train_batch_size": 1, "num_train_epochs": 1000, _STEPS: 2}
     with running.start(_SCRIPT, *_arguments(flags)) as program:

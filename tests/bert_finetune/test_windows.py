@@ -187,7 +187,7 @@ def test_stream_from_a_micro_step_on_is_the_tail_of_the_run(update, micro_step):
 
 def test_skipped_windows_are_not_made(monkeypatch):
     order = mock.Mock(side_effect=epoch_order)
-    monkeypatch.setattr(windows_module, "_remembered_order", order)
+    monkeypatch.setattr(windows_module, "epoch_order", order)
     windows = _windows(8, num_examples=1000, num_train_epochs=1_000_000)
     (rows,) = windows.stream(update=windows.num_updates - 1)
     order.assert_called_once_with(1000, 1, 999_999)

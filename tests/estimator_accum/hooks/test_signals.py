@@ -19,7 +19,7 @@ from estimator_accum.compat import enable_estimator
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.processes import running
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("ctrl_c")]
 
 enable_estimator()
 v1 = tf.compat.v1
@@ -84,14 +84,6 @@ def _values(folder, *names):
     reader = tf.train.load_checkpoint(path)
     names = names or reader.get_variable_to_shape_map()
     return {name: reader.get_tensor(name) for name in names}
-
-
-@pytest.fixture(autouse=True)
-def _not_ignored_sigint():
-    """Enables Ctrl-C, which a shell ignores in its background jobs."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -126,11 +126,11 @@ def _torchrun(rank, size, local_size) -> dict[str, str]:
     }
 
 
-def _horovod(rank, size, local_size) -> dict[str, str]:
+def _horovod(rank, local_size) -> dict[str, str]:
     return {
         "HOROVOD_HOSTNAME": "localhost",
         "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
+        "HOROVOD_SIZE": "2",
         "HOROVOD_LOCAL_SIZE": str(local_size),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "35117",
@@ -374,13 +374,13 @@ RECORDED = [
     Recorded(
         "horovodrun on one machine",
         _HOROVOD,
-        _horovod(0, 2, 2),
+        _horovod(0, 2),
         "worker 0: localhost:22514 localhost:22515",
     ),
     Recorded(
         "horovodrun on two machines",
         _HOROVOD,
-        _horovod(1, 2, 1),
+        _horovod(1, 1),
         "refused: HOROVOD_SIZE",
     ),
     Recorded(

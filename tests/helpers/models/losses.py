@@ -68,21 +68,17 @@ def call(loss: Callable, features: dict, y: tf.Tensor) -> tf.Tensor:
     )
 
 
-def model_fn_of(loss: Callable, make_train_op: Callable | None = None) -> Callable:
-    """Returns a model_fn that trains a loss by gradient descent, or otherwise."""
+def model_fn_of(loss: Callable) -> Callable:
+    """Returns a model_fn that trains a loss by gradient descent."""
 
     def model_fn(features, labels, mode):
         value = call(loss, features, labels)
-        train_op = (make_train_op or descend)(value)
+        step = v1.train.get_or_create_global_step()
+        train_op = v1.train.GradientDescentOptimizer(0.01).minimize(value, step)
         scalar = value if value.shape.rank == 0 else tf.reduce_mean(value)
         return tf.estimator.EstimatorSpec(mode, loss=scalar, train_op=train_op)
 
     return model_fn
-
-
-def descend(loss: tf.Tensor) -> tf.Operation:
-    step = v1.train.get_or_create_global_step()
-    return v1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
 
 
 def public_functions(module: str) -> dict[str, Callable]:

@@ -222,8 +222,8 @@ def _regular(rows: np.ndarray) -> np.ndarray:
     return rows + 9 * np.eye(rows.shape[-1], dtype=rows.dtype)
 
 
-def _matrices(a: Attack, ranks):
-    rank, size = a.one_of(*ranks), a.length()
+def _matrices(a: Attack):
+    rank, size = a.one_of(2, 3, 4), a.length()
     shape = [*a.shape(rank - 2), size, size]
     if a.happens(0.7) and rank > 2:
         shape[int(a.chance.integers(rank - 2))] = a.examples
@@ -233,7 +233,7 @@ def _matrices(a: Attack, ranks):
 @_for("MatrixBandPart", "Cholesky", "MatrixInverse", "MatrixDeterminant", "Svd", "Qr")
 @_for("LogMatrixDeterminant", "SelfAdjointEigV2")
 def _matrix(a, kind):
-    return _call(kind, input=_matrices(a, (2, 3, 4)), num_lower=1, num_upper=0)
+    return _call(kind, input=_matrices(a), num_lower=1, num_upper=0)
 
 
 @_for("FFT", "IFFT", "RFFT", "IRFFT")
@@ -244,7 +244,7 @@ def _spectrum(a, kind):
 
 @_for("MatrixSolve", "MatrixTriangularSolve")
 def _solve(a, kind):
-    matrix = _matrices(a, (2, 3, 4))
+    matrix = _matrices(a)
     size = matrix.shape.as_list()[-1] or a.examples
     rank = matrix.shape.rank + a.one_of(0, 0, 0, -1, 1)
     shape = [a.one_of(a.examples, a.examples, 1) for _ in range(max(rank - 2, 0))]
