@@ -1,5 +1,7 @@
 """Losses or models of Keras, trained on whole batches or in micro-batches."""
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 
@@ -93,11 +95,21 @@ def _attention(keras):
     return Attention()
 
 
+def _outputs(keras):
+    layers = keras.layers
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(6, "tanh")(inputs)
+    outputs = {name: layers.Dense(3, name=name)(hidden) for name in _TWO_OUTPUTS}
+    return keras.Model(inputs, outputs)
+
+
+_TWO_OUTPUTS = "first", "second"
 MODELS = {
     "dense": (_dense, [5]),
     "convolution": (_convolution, [6, 6, 2]),
     "recurrent": (_recurrent, [7]),
     "attention": (_attention, [5, 3]),
+    "outputs": (_outputs, [5]),
 }
 
 
@@ -119,6 +131,31 @@ def data(model: str, targets: str):
 
 def train(keras, model: str, loss: str, micro_batches: int, epochs: int, **options):
     """Trains in float64; returns everything that training computes, by name."""
+    network, (x, y), more = _compiled(keras, model, loss, micro_batches, options)
+    sizes = {"batch_size": _BATCH, "verbose": 0}
+    history = network.fit(x, y, epochs=epochs, shuffle=False, **sizes, **more)
+    results = _results(network, history)
+    results["evaluated"] = network.evaluate(x, y, **sizes)
+    results["predicted"] = network.predict(x, **sizes)
+    return results
+
+
+def train_on(keras, model: str, loss: str, micro_batches: int, epochs: int, sizes):
+    """Trains in float64 on batches of these sizes; returns all but predictions."""
+    network, data, more = _compiled(keras, model, loss, micro_batches, {})
+    if "sample_weight" in more:
+        data = *data, more.pop("sample_weight")
+    bounds = itertools.pairwise([0, *np.cumsum(sizes)])
+    parts = [tf.nest.map_structure(lambda a, b=b, e=e: a[b:e], data) for b, e in bounds]
+    kind = tf.nest.map_structure(
+        lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), data
+    )
+    batches = tf.data.Dataset.from_generator(lambda: parts, output_signature=kind)
+    return _results(network, network.fit(batches, epochs=epochs, verbose=0, **more))
+
+
+def _compiled(keras, model: str, loss: str, micro_batches: int, options: dict):
+    """Returns a model, its data, and further arguments of `fit`."""
     keras.backend.set_floatx("float64")
     keras.mixed_precision.set_global_policy("float64")
     keras.utils.set_random_seed(1)
@@ -128,21 +165,46 @@ def train(keras, model: str, loss: str, micro_batches: int, epochs: int, **optio
         network = microbatch(network, micro_batches)
     loss, more, targets = LOSSES[loss](keras)
     x, y = data(model, targets)
-    optimizer = keras.optimizers.Adam(0.01, clipnorm=0.5)
     metrics = ["accuracy"] if targets != "floats" else ["mae"]
+    if model == "outputs":
+        loss, metrics, y = ({n: v for n in _TWO_OUTPUTS} for v in (loss, metrics, y))
+    optimizer = keras.optimizers.Adam(0.01, clipnorm=0.5)
     network.compile(optimizer, loss, metrics=metrics, **options)
-    sizes = {"batch_size": _BATCH, "verbose": 0}
-    history = network.fit(x, y, epochs=epochs, shuffle=False, **sizes, **more)
-    variables = optimizer.variables
-    results = {f"weight {i}": value for i, value in enumerate(network.get_weights())}
-    results |= {f"slot {i}": np.array(v) for i, v in enumerate(variables)}
-    results |= history.history
-    results["evaluated"] = network.evaluate(x, y, **sizes)
-    results["predicted"] = network.predict(x, **sizes)
-    return results
+    return network, (x, y), more
+
+
+def _results(network, history) -> dict:
+    weights, slots = network.get_weights(), network.optimizer.variables
+    results = {f"weight {i}": value for i, value in enumerate(weights)}
+    results |= {f"slot {i}": np.array(value) for i, value in enumerate(slots)}
+    return results | history.history
+
+
+def masks(keras, micro_batches: int) -> list[np.ndarray]:
+    """Returns the masks that dropout draws for a batch, of each pass of the model."""
+    parts = []
+
+    class Dropped(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dropout = keras.layers.Dropout(0.5)
+
+        def call(self, x, training=None):
+            mask = self.dropout(tf.ones_like(x), training=training)
+            note = tf.numpy_function(parts.append, [mask], [])
+            with tf.control_dependencies([note]):
+                return x * mask
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((5,)), Dropped(), keras.layers.Dense(3)])
+    microbatch(model, micro_batches).compile("sgd", _contrast, jit_compile=False)
+    x, y = data("dense", "floats")
+    model.train_on_batch(x, y)
+    drawn = np.concatenate(parts)
+    return np.split(drawn, len(drawn) // len(x))
 
 
 def difference(one: dict, other: dict) -> float:
-    """Returns the largest difference of any value."""
+    """Returns the largest difference of any value, NaN if one is NaN."""
     assert one.keys() == other.keys()
-    return max(float(np.abs(np.array(one[k]) - other[k]).max()) for k in one)
+    return float(np.max([np.abs(np.array(one[k]) - other[k]).max() for k in one]))
