@@ -4,40 +4,36 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.models import hidden_mixing, losses
-from tests.helpers.models.examples import BATCH, make_dataset
-from tests.helpers.models.losses import features_of, model_fn_of
+from tests.helpers.models.examples import BATCH
+from tests.helpers.models.losses import input_fn_of, model_fn_of
 from tests.helpers.oracles import exactness
 from tests.helpers.oracles.exactness import EQUAL, SINGLE, assert_exact
 
 _MAY_BE_REFUSED = losses.EXACT_OR_REFUSED | hidden_mixing.HIDDEN
 
 
-def _input_fn(loss, **options):
-    return lambda: make_dataset(features_of(loss), **options)
-
-
 @pytest.mark.parametrize("name", losses.LOSSES)
 def test_a_loss_is_that_of_the_batch_at_once(name):
     loss = losses.LOSSES[name]
-    assert_exact(model_fn_of(loss), _input_fn(loss))
+    assert_exact(model_fn_of(loss), input_fn_of(loss))
 
 
 @pytest.mark.parametrize("name", losses.SINGLE)
 def test_a_loss_in_float32_is_that_of_the_batch_at_once(name):
     loss = losses.SINGLE[name]
-    assert_exact(model_fn_of(loss), _input_fn(loss), tolerance=SINGLE)
+    assert_exact(model_fn_of(loss), input_fn_of(loss), tolerance=SINGLE)
 
 
 @pytest.mark.parametrize("name", losses.WITH_CONTROL_FLOW)
 def test_a_loss_with_control_flow_is_that_of_the_batch_at_once(name, control_flow):
     loss = losses.WITH_CONTROL_FLOW[name]
-    assert_exact(model_fn_of(loss), _input_fn(loss))
+    assert_exact(model_fn_of(loss), input_fn_of(loss))
 
 
 @pytest.mark.parametrize("name", _MAY_BE_REFUSED)
 def test_a_loss_is_exact_or_refused(name):
     loss = _MAY_BE_REFUSED[name]
-    input_fn = _input_fn(loss, drop_remainder=name == "static_batch_size")
+    input_fn = input_fn_of(loss, drop_remainder=name == "static_batch_size")
     tolerance = SINGLE if name.startswith("contrast") else None
     exactness.assert_exact_or_refused(model_fn_of(loss), input_fn, tolerance=tolerance)
 
@@ -45,7 +41,7 @@ def test_a_loss_is_exact_or_refused(name):
 @pytest.mark.parametrize("name", hidden_mixing.WITH_CONTROL_FLOW)
 def test_a_loop_that_hides_how_it_mixes_is_exact_or_refused(name, control_flow):
     loss = hidden_mixing.WITH_CONTROL_FLOW[name]
-    exactness.assert_exact_or_refused(model_fn_of(loss), _input_fn(loss))
+    exactness.assert_exact_or_refused(model_fn_of(loss), input_fn_of(loss))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +49,7 @@ def test_a_loop_that_hides_how_it_mixes_is_exact_or_refused(name, control_flow):
 )
 def test_one_micro_batch_is_the_batch_bit_for_bit(name):
     loss = losses.LOSSES[name]
-    assert_exact(model_fn_of(loss), _input_fn(loss), micro_batches=1, tolerance=EQUAL)
+    assert_exact(model_fn_of(loss), input_fn_of(loss), micro_batches=1, tolerance=EQUAL)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +59,7 @@ def test_one_micro_batch_is_the_batch_bit_for_bit(name):
 )
 def test_micro_batches_of_one_example(name):
     loss = losses.LOSSES[name]
-    input_fn = _input_fn(loss, drop_remainder=True)
+    input_fn = input_fn_of(loss, drop_remainder=True)
     assert_exact(model_fn_of(loss), input_fn, micro_batches=BATCH)
 
 
@@ -89,4 +85,4 @@ _OF_MOST_TYPES += ["straight_through", "virtual_adversarial"]
 @pytest.mark.parametrize("name", _OF_MOST_TYPES)
 def test_a_loss_of_dimensions_is_that_of_the_batch_at_once(name):
     loss = losses.LOSSES[name]
-    assert_exact(model_fn_of(loss), _input_fn(loss))
+    assert_exact(model_fn_of(loss), input_fn_of(loss))

@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.models import model_fns
-from tests.helpers.models.examples import make_dataset
-from tests.helpers.models.losses import features_of
+from tests.helpers.models.losses import input_fn_of
 from tests.helpers.oracles import exactness
 
 v1 = tf.compat.v1
@@ -14,8 +13,7 @@ pytestmark = pytest.mark.usefixtures("graph_optimizer")
 
 def _check(assert_of, case):
     script, tolerance = case
-    model_fn = model_fns.model_fn_of(script)
-    assert_of(model_fn, lambda: make_dataset(features_of(script)), tolerance=tolerance)
+    assert_of(model_fns.model_fn_of(script), input_fn_of(script), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", model_fns.EXACT)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.models import networks
-from tests.helpers.models.examples import BATCH, make_dataset
-from tests.helpers.models.losses import features_of, model_fn_of
+from tests.helpers.models.examples import BATCH
+from tests.helpers.models.losses import input_fn_of, model_fn_of
 from tests.helpers.oracles import exactness
 from tests.helpers.oracles.exactness import SINGLE, assert_exact
 
@@ -14,27 +14,23 @@ from tests.helpers.oracles.exactness import SINGLE, assert_exact
 _ROUNDINGS = {"bfloat16": 2e-2, "float16": 5e-3}
 
 
-def _input_fn(network, **options):
-    return lambda: make_dataset(features_of(network), **options)
-
-
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_a_network_trains_as_with_the_batch_at_once(name):
     network = networks.NETWORKS[name]
-    assert_exact(model_fn_of(network), _input_fn(network))
+    assert_exact(model_fn_of(network), input_fn_of(network))
 
 
 @pytest.mark.parametrize("name", networks.WITH_CONTROL_FLOW)
 def test_a_network_with_loops_trains_as_with_the_batch_at_once(name, control_flow):
     network = networks.WITH_CONTROL_FLOW[name]
-    assert_exact(model_fn_of(network), _input_fn(network))
+    assert_exact(model_fn_of(network), input_fn_of(network))
 
 
 @pytest.mark.parametrize("name", [*networks.SINGLE, *networks.HALF])
 def test_a_network_in_less_than_double_precision_trains_as_with_the_batch_at_once(name):
     network = (networks.SINGLE | networks.HALF)[name]
     tolerance = _ROUNDINGS.get(name, SINGLE)
-    assert_exact(model_fn_of(network), _input_fn(network), tolerance=tolerance)
+    assert_exact(model_fn_of(network), input_fn_of(network), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", networks.EXACT_OR_REFUSED)
@@ -42,14 +38,14 @@ def test_a_network_of_several_examples_is_exact_or_refused(name):
     network = networks.EXACT_OR_REFUSED[name]
     tolerance = SINGLE if name == "batch_norm_of_tensorflow_1" else None
     exactness.assert_exact_or_refused(
-        model_fn_of(network), _input_fn(network), tolerance=tolerance
+        model_fn_of(network), input_fn_of(network), tolerance=tolerance
     )
 
 
 @pytest.mark.parametrize("name", ["squeezed", "last_word", "learned_queries", "bert"])
 def test_micro_batches_of_one_example(name):
     network = networks.NETWORKS[name]
-    input_fn = _input_fn(network, drop_remainder=True)
+    input_fn = input_fn_of(network, drop_remainder=True)
     assert_exact(model_fn_of(network), input_fn, micro_batches=BATCH)
 
 
@@ -63,7 +59,7 @@ def test_dropout_trains():
         return tf.reduce_sum(errors * w[:, None]) / tf.reduce_sum(w)
 
     model_fn = exactness.microbatch_model_fn(model_fn_of(loss), 4)
-    trained = exactness.train(model_fn, _input_fn(loss), updates=8)
+    trained = exactness.train(model_fn, input_fn_of(loss), updates=8)
     changes = exactness.assert_trains(trained).changes()
     assert all(changes[name] > 1e-6 for name in trained.trainable)
     np.testing.assert_array_less(trained.losses[-1], trained.losses[1])

@@ -15,7 +15,14 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tests.helpers.models.examples import BATCH, CLASSES, COMPOSED, FEATURES, TOKENS
+from tests.helpers.models.examples import (
+    BATCH,
+    CLASSES,
+    COMPOSED,
+    FEATURES,
+    TOKENS,
+    make_dataset,
+)
 
 v1 = tf.compat.v1
 
@@ -49,12 +56,13 @@ _COMPUTED = {
 }
 
 
-def features_of(loss: Callable) -> list[str]:
-    """Returns the names of the features that a loss reads."""
+def input_fn_of(loss: Callable, **options) -> Callable:
+    """Returns an input_fn of the features that a loss reads."""
     needed = []
     for name in inspect.signature(loss).parameters:
         needed += _COMPUTED[name][1] if name in _COMPUTED else [name]
-    return [name for name in needed if name in FEATURES or name in COMPOSED]
+    names = [name for name in needed if name in FEATURES or name in COMPOSED]
+    return lambda: make_dataset(names, **options)
 
 
 def call(loss: Callable, features: dict, y: tf.Tensor) -> tf.Tensor:

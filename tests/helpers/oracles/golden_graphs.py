@@ -22,8 +22,7 @@ from estimator_accum import (
     whole_batch_loss,
 )
 from tests.helpers.models import interfaces, model_fns, toy_models
-from tests.helpers.models.examples import make_dataset
-from tests.helpers.models.losses import features_of
+from tests.helpers.models.losses import input_fn_of
 from tests.helpers.models.replicas import two_replicas
 
 v1 = tf.compat.v1
@@ -228,7 +227,7 @@ _add("whole batch, recompute", _whole_batches, _by_train_op, body=_recomputed)
 
 
 def _unedited(script) -> None:
-    data = make_dataset(features_of(script))
+    data = input_fn_of(script)()
     features, labels = v1.data.make_one_shot_iterator(data).get_next()
     model_fn = microbatch_model_fn(model_fns.model_fn_of(script), 4)
     model_fn(features, labels, mode=_TRAIN)
