@@ -272,8 +272,12 @@ class Settings(RunSettings):
                 f"--strategy={self.strategy}. Use --strategy=none or mirrored, or leave "
                 "it out."
             )
-        is_served = self.strategy == "parameter_server"
-        if is_served and self.tokens_per_micro_batch is not None:
+        if self.tokens_per_micro_batch is not None:
+            self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """Raises ValueError if micro-batches cannot be cut by tokens."""
+        if self.strategy == "parameter_server":
             raise ValueError(
                 "`--tokens_per_micro_batch` must be left out with parameter servers, "
                 "whose updates have the same number of micro-steps. Received: "
@@ -284,7 +288,7 @@ class Settings(RunSettings):
             f"--micro_batch_size={AUTO}": self.micro_batch_size == AUTO,
         }
         for name, is_given in others.items():
-            if self.tokens_per_micro_batch is not None and is_given:
+            if is_given:
                 raise ValueError(
                     f"`--tokens_per_micro_batch` cannot be combined with {name}. "
                     "Received: both flags. Leave one out."

@@ -112,28 +112,9 @@ def make_accumulation_hooks(
             or `total_updates` < 1; later, when training begins, if the graph has no
             accumulating train op or no global step, and errors of `Report.check`.
     """
-    if partial_window not in _PARTIAL_WINDOW_CHOICES:
-        raise ValueError(
-            "`partial_window` must be one of 'auto', 'keep' and 'apply'. "
-            f"Received: {partial_window!r}. Use 'keep' to resume in mid-window later."
-        )
-    if save_on_signal not in (False, True, "update"):
-        raise ValueError(
-            "`save_on_signal` must be one of False, True and 'update'. "
-            f"Received: {save_on_signal!r}. Use True to lose no micro-step."
-        )
-    if metrics_dir is not None and not isinstance(metrics_dir, str | os.PathLike):
-        raise TypeError(
-            "`metrics_dir` must be a path or None. "
-            f"Received: {metrics_dir!r}. Pass the Estimator's model_dir, for example."
-        )
-    _check_reports(reports)
-    if total_updates is not None and total_updates < 1:
-        raise ValueError(
-            "`total_updates` must be an integer >= 1 or None. "
-            f"Received: {total_updates}. Pass None if the total is unknown."
-        )
-
+    _check_arguments(
+        partial_window, save_on_signal, metrics_dir, reports, total_updates
+    )
     summary = TrainingSummary(weight_unit, micro_batch_size)
 
     def make_reports(name: str | None) -> list[Report]:
@@ -158,6 +139,32 @@ def make_accumulation_hooks(
         partial_window, learning_rate, make_reports, summary, saver, signals
     )
     return [hook]
+
+
+def _check_arguments(
+    partial_window, save_on_signal, metrics_dir, reports, total_updates
+) -> None:
+    if partial_window not in _PARTIAL_WINDOW_CHOICES:
+        raise ValueError(
+            "`partial_window` must be one of 'auto', 'keep' and 'apply'. "
+            f"Received: {partial_window!r}. Use 'keep' to resume in mid-window later."
+        )
+    if save_on_signal not in (False, True, "update"):
+        raise ValueError(
+            "`save_on_signal` must be one of False, True and 'update'. "
+            f"Received: {save_on_signal!r}. Use True to lose no micro-step."
+        )
+    if metrics_dir is not None and not isinstance(metrics_dir, str | os.PathLike):
+        raise TypeError(
+            "`metrics_dir` must be a path or None. "
+            f"Received: {metrics_dir!r}. Pass the Estimator's model_dir, for example."
+        )
+    _check_reports(reports)
+    if total_updates is not None and total_updates < 1:
+        raise ValueError(
+            "`total_updates` must be an integer >= 1 or None. "
+            f"Received: {total_updates}. Pass None if the total is unknown."
+        )
 
 
 def _check_reports(reports: Sequence[Report]) -> None:
