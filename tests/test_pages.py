@@ -232,6 +232,7 @@ _READERS = {
     "reports": lambda: _ESTIMATORS | {"estimator": tf.estimator.Estimator(_model_fn)},
 }
 _EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py runs it
+_KERAS_EXAMPLE = (ROOT / "examples" / "keras_batches.py").read_text()
 
 
 @pytest.mark.parametrize(
@@ -253,11 +254,21 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, c
     if page == "keras":
         assert int(names["optimizer"].iterations.numpy()) == 2
         assert int(names["optimizer"].micro_steps.numpy()) == 0
+    if page == "keras_batches":
+        _check_keras_batches(capsys.readouterr().out)
     if page == "whole_batch_loss":
         example = (ROOT / "examples" / "two_towers.py").read_text()
         assert code in example
         exec(example, {"__name__": "__main__"})  # noqa: S102, as above
         _check_two_towers(capsys.readouterr().out)
+
+
+def _check_keras_batches(printed: str) -> None:
+    """Fails unless the example is on the page, and trains as the page says."""
+    page = documents.PAGES["keras_batches"]
+    assert documents.blocks(page, "python")[0] == _KERAS_EXAMPLE
+    at_once, ours, difference = re.findall(r"\d\.\d+(?:e-\d+)?", printed)[-3:]
+    assert at_once == ours and float(difference) < 1e-4
 
 
 def _check_two_towers(printed: str) -> None:
