@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
-from tests.helpers.models.interception import AS_IT_IS, cut
+from tests.helpers.models.interception import cut
 
 v1 = tf.compat.v1
 _MODES = tf.estimator.ModeKeys
@@ -209,9 +209,7 @@ def _run(outer, mode, model_fn):
         hooks = (*spec.training_hooks, *spec.evaluation_hooks, *spec.prediction_hooks)
         run = [spec.loss, *([spec.train_op] if mode == _TRAIN else [])]
         run = spec.predictions if mode == _PREDICT else run
-        with v1.train.SingularMonitoredSession(
-            [*hooks, hook], config=AS_IT_IS
-        ) as session:
+        with v1.train.SingularMonitoredSession([*hooks, hook]) as session:
             raw = session.raw_session()
             variables = {v.op.name: v for v in _variables()}
             while not session.should_stop():

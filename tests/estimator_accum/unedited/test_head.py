@@ -7,8 +7,9 @@ import tensorflow as tf
 from estimator_accum import AccumulatingOptimizer, per_example
 from tests.helpers.models import model_fns
 from tests.helpers.models.examples import make_dataset
-from tests.helpers.models.interception import build, cut, relative_difference, train
+from tests.helpers.models.interception import build, cut, train
 from tests.helpers.models.microbatch_runs import spec_of
+from tests.helpers.models.toy_models import relative_difference
 
 v1 = tf.compat.v1
 _X = np.random.default_rng(0).normal(size=(18, 4)).astype(np.float32)

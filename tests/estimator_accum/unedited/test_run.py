@@ -15,7 +15,6 @@ from estimator_accum.unedited import run as command
 from estimator_accum.unedited import session_loops
 from estimator_accum.unedited.estimators import cut_batches
 from estimator_accum.unedited.own_loops import OwnLoops
-from tests.helpers.models.interception import relative_difference
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.microbatch_runs import (
     INPUT,
@@ -26,6 +25,7 @@ from tests.helpers.models.microbatch_runs import (
     word_columns,
     words_input_fn,
 )
+from tests.helpers.models.toy_models import relative_difference
 from tests.helpers.processes import legacy_runs, running
 
 v1 = tf.compat.v1

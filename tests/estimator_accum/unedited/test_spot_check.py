@@ -14,7 +14,8 @@ from estimator_accum.microbatch.own_optimizer.fingerprints import (
 )
 from estimator_accum.rows.rules.table import RULES
 from estimator_accum.rows.states import State
-from tests.helpers.models.interception import cut, relative_difference, train
+from tests.helpers.models.interception import cut, train
+from tests.helpers.models.toy_models import relative_difference
 
 v1 = tf.compat.v1
 _random = np.random.default_rng(0)

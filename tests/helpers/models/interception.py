@@ -62,22 +62,6 @@ def build(model_fn: Callable, batches, **options):
         return cut(model_fn, **options)(*tensors_of(batches), mode=TRAIN)
 
 
-def relative_difference(ours: dict, theirs: dict, without: str = "/") -> float:
-    """Returns the largest difference of a variable, relative to its largest value.
-
-    Args:
-        ours: Values by name.
-        theirs: The expected ones.
-        without: Ignore variables whose names end so.
-    """
-    assert ours.keys() == theirs.keys()
-    return max(
-        np.max(np.abs(ours[name] - value)) / max(np.max(np.abs(value)), 1e-30)
-        for name, value in theirs.items()
-        if not name.endswith(without)
-    )
-
-
 def short_of_memory(model_fn: Callable, rows: int) -> Callable:
     """Returns `model_fn` on a machine with memory for `rows` examples at once."""
 

@@ -120,9 +120,16 @@ def train(make_train_op, batches, dtype=tf.float32):
     return {v.op.name: value for v, value in zip(variables, values, strict=True)}
 
 
-def relative_difference(ours: dict, theirs: dict, names) -> float:
-    """Returns the largest difference of a variable, relative to its largest value."""
+def relative_difference(ours: dict, theirs: dict, names=None) -> float:
+    """Returns the largest difference of a variable, relative to its largest value.
+
+    Without `names`, both must have the same variables, and all are compared.
+    """
+    if names is None:
+        assert ours.keys() == theirs.keys()
+        names = theirs
     return max(
-        np.max(np.abs(ours[name] - theirs[name])) / np.max(np.abs(theirs[name]))
+        np.max(np.abs(ours[name] - theirs[name]))
+        / max(np.max(np.abs(theirs[name])), 1e-30)
         for name in names
     )

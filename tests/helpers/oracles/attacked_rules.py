@@ -24,10 +24,9 @@ from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import State
 
 v1, raw = tf.compat.v1, tf.raw_ops
-_AS_IT_IS = v1.ConfigProto(
+_ONE_THREAD = v1.ConfigProto(
     intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
 )
-_AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 _TOLERANCE = 1e-4  # of other kernels for other numbers of examples
 _IMPOSSIBLE = (ValueError, TypeError, IndexError, tf.errors.OpError)
 
@@ -203,7 +202,7 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
         sizes = [_known(analysis, tensor, graph) for tensor in judged]
         judge = _Judge(attacked, analysis, judged, sizes)
         try:
-            with v1.Session(graph=graph, config=_AS_IT_IS) as session:
+            with v1.Session(graph=graph, config=_ONE_THREAD) as session:
                 session.run(v1.global_variables_initializer())
                 session.run(v1.tables_initializer())
                 judge.run(session)

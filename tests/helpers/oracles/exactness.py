@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
+from tests.helpers.models.interception import AS_IT_IS
 
 v1 = tf.compat.v1
 TRAIN = tf.estimator.ModeKeys.TRAIN
@@ -24,8 +25,6 @@ UPDATES = 2
 # Largest differences, by rounding alone.
 DOUBLE, SINGLE = 1e-9, 2e-5
 EQUAL = 1e-300  # no difference at all
-_AS_IT_IS = v1.ConfigProto()
-_AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 # A variable whose own gradient cancels to nothing may change by rounding.
 _CANCELS = 1e-4
 
@@ -178,7 +177,7 @@ def _session(spec) -> Iterator[tuple]:
         with kind(hooks, spec.scaffold) as session:
             yield session, session.raw_session()
         return
-    with v1.Session(config=_AS_IT_IS) as session:
+    with v1.Session(config=AS_IT_IS) as session:
         session.run([v1.global_variables_initializer(), v1.tables_initializer()])
         session.run(v1.local_variables_initializer())
         yield session, session
