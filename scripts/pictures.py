@@ -3,8 +3,8 @@
     python scripts/pictures.py
 
 writes docs/images/idea.svg, and from the tables of the pages memory.svg
-(docs/whole_batches.md), performance.svg and keras.svg (the pages of their names). The
-background is transparent and the colors are readable on white and on black. The same
+(docs/whole_batches.md), keras_memory.svg (docs/keras_batches.md), performance.svg and
+keras.svg (the pages of their names). The background is transparent and the colors are readable on white and on black. The same
 numbers give the same files. Needs matplotlib.
 """
 
@@ -43,7 +43,12 @@ def _draw_all(folder: pathlib.Path) -> None:
 
     with mpl.rc_context(_STYLE):
         _save(draw_idea(), folder / "idea.svg", "four micro-batches, one update")
-        _save(draw_memory(memory_bars()), folder / "memory.svg", str(memory_bars()))
+        for name, page, batches in (
+            ("memory", "whole_batches", "1,024"),
+            ("keras_memory", "keras_batches", "512"),
+        ):
+            bars = memory_bars(page)
+            _save(draw_memory(bars, batches), folder / f"{name}.svg", str(bars))
         panels = performance_panels()
         _save(draw_performance(panels), folder / "performance.svg", str(panels))
         _save(draw_keras(keras_bars()), folder / "keras.svg", str(keras_bars()))
@@ -55,10 +60,10 @@ def _save(figure, path: pathlib.Path, description: str) -> None:
     print(path)
 
 
-def memory_bars() -> Bars:
+def memory_bars(page: str) -> Bars:
     """Returns the memory of the convolutional net by way, from the page's table."""
-    text = (_DOCS / "whole_batches.md").read_text()
-    header = re.search(r"^\| \| plain Estimator \|.*", text, re.MULTILINE)[0]
+    text = (_DOCS / f"{page}.md").read_text()
+    header = re.search(r"^\| \| plain .*", text, re.MULTILINE)[0]
     row = re.search(r"^\| convolutional net.*", text, re.MULTILINE)[0]
     names, numbers = (
         [cell.strip() for cell in line.split("|")[2:-1]] for line in (header, row)
@@ -134,8 +139,13 @@ def draw_idea():
     return figure
 
 
-def draw_memory(bars: Bars):
-    """Draws memory against the number of micro-batches."""
+def draw_memory(bars: Bars, batches: str):
+    """Draws memory against the number of micro-batches.
+
+    Args:
+        bars: Numbers of micro-batches, with the memory of each.
+        batches: Examples of a batch, in words.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 2.7), layout="constrained")
@@ -144,9 +154,8 @@ def draw_memory(bars: Bars):
     colors = [_ORANGE] + [_BLUE] * (len(bars) - 1)
     drawn = axes.bar(names, [value for _, value in bars], color=colors, width=0.6)
     axes.bar_label(drawn, fmt="{:,.0f} MB", padding=3)
-    axes.set_title(
-        "Peak memory of training, convolutional net, batches of 1,024", loc="left"
-    )
+    title = f"Peak memory of training, convolutional net, batches of {batches}"
+    axes.set_title(title, loc="left")
     axes.set_yticks([])
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.margins(y=0.15)

@@ -366,7 +366,8 @@ def test_measured_differences_carry_a_date(page):
 def test_pictures_show_the_numbers_of_their_pages():
     folder = documents.ROOT / "docs/images"
     for name, bars in (
-        ("memory", pictures.memory_bars()),
+        ("memory", pictures.memory_bars("whole_batches")),
+        ("keras_memory", pictures.memory_bars("keras_batches")),
         ("performance", pictures.performance_panels()),
         ("keras", pictures.keras_bars()),
     ):

@@ -1,10 +1,10 @@
 """Measures the peak memory of whole batches, by their number of micro-batches.
 
     python scripts/experiments/memory_table.py
-    python scripts/experiments/memory_table.py --models conv --micro_batches 1 16
+    python scripts/experiments/memory_table.py --models keras --micro_batches 2 4 8 16
 
-Trains each model on batches of one size: with the plain Estimator, and unchanged inside
-`microbatch_model_fn`. Each run has its own process. Memory is the peak of the model: all
+Trains each model on batches of one size: with the plain Estimator, or the plain model of
+Keras, and unchanged inside `microbatch_model_fn` or `microbatch`. Each run has its own process. Memory is the peak of the model: all
 tensors that are alive at the same time, variables included, as TensorFlow's best-fit
 allocator counts them. Prints a Markdown table [MB].
 """
@@ -19,7 +19,7 @@ if __name__ == "__main__":  # a clone runs without installation
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
-from scripts.benchmarks.base import run_script
+from scripts.benchmarks.base import run_script, started
 
 # The best-fit allocator counts the bytes of tensors; oneDNN would have an allocator of its own.
 _COUNTED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -28,6 +28,7 @@ _DEFAULT = [1, 4, 16]
 _MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
     "conv": ("convolutional net, batches of 1,024", 1024, [28, 28, 1]),
     "dense": ("perceptron of 24 layers, batches of 8,192", 8192, [256]),
+    "keras": ("convolutional net of Keras, batches of 512", 512, None),
 }
 
 
@@ -48,15 +49,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_table(models: list[str], counts: list[int]) -> None:
-    print(f"| | plain Estimator | {' | '.join(map(str, counts))} |")
+    print(f"| | plain | {' | '.join(map(str, counts))} |")
     print(f"|{'---|' * (2 + len(counts))}")
     for model in models:
-        cells = []
-        for count in (0, *counts):
-            flags = [f"--models={model}", f"--child={count}"]
-            said = run_script(["-m", "scripts.experiments.memory_table", *flags])
-            cells.append(f"{float(said.splitlines()[-1]):,.0f}")
+        measure = _keras_mb if model == "keras" else _estimator_mb
+        cells = [f"{measure(model, count):,.0f}" for count in (0, *counts)]
         print(f"| {_MODELS[model][0]} | {' | '.join(cells)} |", flush=True)
+
+
+def _keras_mb(model: str, micro_batches: int) -> float:
+    spec = {"model": "convnet", "loss": "one pass", "is_counted": True}
+    spec |= {"batch_size": _MODELS[model][1], "micro_batches": max(micro_batches, 1)}
+    with started({model: ("keras_batches", spec)}) as contenders:
+        return contenders[model].facts["peak_bytes"] / 1e6
+
+
+def _estimator_mb(model: str, micro_batches: int) -> float:
+    flags = [f"--models={model}", f"--child={micro_batches}"]
+    said = run_script(["-m", "scripts.experiments.memory_table", *flags])
+    return float(said.splitlines()[-1])
 
 
 def _measure(model: str, micro_batches: int) -> float:
