@@ -3,6 +3,7 @@
 import functools
 import math
 import numbers
+import types
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
@@ -81,7 +82,7 @@ def fully_connected(
         outputs.set_shape([*inputs.shape[:-1], num_outputs])
         return outputs
 
-    return _weighted("fully_connected", [], multiply, **arguments)
+    return _weighted("fully_connected", [], multiply, arguments)
 
 
 @add_arg_scope
@@ -140,68 +141,53 @@ def convolution2d(
             name="Conv2D",
         )
 
-    return _weighted("Conv", _pair(kernel_size), convolve, **arguments)
+    return _weighted("Conv", _pair(kernel_size), convolve, arguments)
 
 
-def _weighted(
-    name,
-    window,
-    apply_weights,
-    inputs,
-    num_outputs,
-    activation_fn,
-    normalizer_fn,
-    normalizer_params,
-    weights_initializer,
-    weights_regularizer,
-    biases_initializer,
-    biases_regularizer,
-    reuse,
-    variables_collections,
-    outputs_collections,
-    trainable,
-    scope,
-    data_format="NHWC",
-    **others,
-):
+def _weighted(name: str, window: list, apply_weights: Callable, arguments: dict):
     """Returns a layer with weights [*window, C, num_outputs], and with biases.
 
-    The arguments behind the first three are those of the public layers.
+    Args:
+        name: Scope of the layer by default.
+        window: First sides of the weights.
+        apply_weights: Function of the inputs and the weights.
+        arguments: Arguments of the public layer by name.
     """
-    del others  # which `apply_weights` uses
-    with tf.variable_scope(
-        scope, name, [inputs], reuse=reuse, custom_getter=_get_model_variable
-    ) as opened:
-        inputs = tf.convert_to_tensor(inputs)
+    layer = types.SimpleNamespace(**{"data_format": "NHWC"} | arguments)
+    options = {"reuse": layer.reuse, "custom_getter": _get_model_variable}
+    with tf.variable_scope(layer.scope, name, [layer.inputs], **options) as opened:
+        inputs = tf.convert_to_tensor(layer.inputs)
         sides = inputs.shape.as_list() if (inputs.shape.rank or 0) > 1 else [None] * 2
-        channels = sides[1 if data_format == "NCHW" else -1]
+        channels = sides[1 if layer.data_format == "NCHW" else -1]
         if channels is None:
             raise ValueError(
                 f"The inputs of {opened.name} must have a known number of channels. "
                 f"Received: shape {inputs.shape}. Call `set_shape` first."
             )
+        dtype = inputs.dtype.base_dtype
 
-        def variable(name, shape, *arguments):
+        def variable(name, shape, *kinds):
             weight = tf.get_variable(
-                name, shape, inputs.dtype.base_dtype, *arguments, trainable=trainable
+                name, shape, dtype, *kinds, trainable=layer.trainable
             )
-            for collection in collections_of(variables_collections, name):
+            for collection in collections_of(layer.variables_collections, name):
                 if all(other is not weight for other in tf.get_collection(collection)):
                     tf.add_to_collection(collection, weight)
             return weight
 
-        shape = [*window, channels, num_outputs]
-        weights = variable("weights", shape, weights_initializer, weights_regularizer)
+        kinds = layer.weights_initializer, layer.weights_regularizer
+        weights = variable("weights", [*window, channels, layer.num_outputs], *kinds)
         outputs = apply_weights(inputs, weights)
-        if normalizer_fn is None and biases_initializer is not None:
-            kinds = biases_initializer, biases_regularizer
-            biases = variable("biases", [num_outputs], *kinds)
-            outputs = tf.nn.bias_add(outputs, biases, data_format, name="BiasAdd")
-        if normalizer_fn is not None:
-            outputs = normalizer_fn(outputs, **normalizer_params or {})
-        if activation_fn is not None:
-            outputs = activation_fn(outputs)
-        return _outputs.collect_named_outputs(outputs_collections, opened.name, outputs)
+        if layer.normalizer_fn is not None:
+            outputs = layer.normalizer_fn(outputs, **layer.normalizer_params or {})
+        elif layer.biases_initializer is not None:
+            kinds = layer.biases_initializer, layer.biases_regularizer
+            biases = variable("biases", [layer.num_outputs], *kinds)
+            outputs = tf.nn.bias_add(outputs, biases, layer.data_format, name="BiasAdd")
+        if layer.activation_fn is not None:
+            outputs = layer.activation_fn(outputs)
+        collections = layer.outputs_collections
+        return _outputs.collect_named_outputs(collections, opened.name, outputs)
 
 
 def _get_model_variable(getter, name, *arguments, **others):
