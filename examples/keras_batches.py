@@ -1,4 +1,4 @@
-"""Trains a Keras model on batches of 256: at once, and in micro-batches of 32."""
+"""Trains a Keras model on batches of 256, at once or in micro-batches of 32."""
 
 import keras
 import numpy as np
