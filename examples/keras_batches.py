@@ -5,24 +5,17 @@ import numpy as np
 
 from estimator_accum.keras import microbatch
 
-
-def examples(number):
-    x = np.random.default_rng(0).normal(size=[number, 4]).astype("float32")
-    return x, x[:, :1] * x[:, 1:2]
+x = np.random.default_rng(0).normal(size=[2048, 4]).astype("float32")
+y = x[:, :1] * x[:, 1:2]
 
 
 def train(micro_batches):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.LayerNormalization(),
-            keras.layers.Dense(1),
-        ]
-    )
+    layers = keras.layers
+    hidden = layers.Dense(32, activation="relu")
+    model = keras.Sequential([hidden, layers.LayerNormalization(), layers.Dense(1)])
     model = microbatch(model, micro_batches)  # the one line; 1 leaves batches whole
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    x, y = examples(2048)
     history = model.fit(x, y, batch_size=256, epochs=10, verbose=0).history
     return model.get_weights(), history["mae"][-1]
 
