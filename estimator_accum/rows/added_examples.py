@@ -149,9 +149,10 @@ def factors_by_numbers(head: Head | None) -> list[float]:
             return []
     if None in constants:
         return []
-    numbers = {*itertools.chain(*constants), *_constants_of_functions(head)}
-    scales = {1.0, *numbers, *(1.0 / number for number in numbers)}
-    return [a * b for a, b in itertools.combinations_with_replacement(scales, 2)]
+    # A constant of a function scales once; equal ones outside of it are one here.
+    numbers = [*(2 * list(itertools.chain(*constants))), *_constants_of_functions(head)]
+    pairs = itertools.combinations([1.0, 1.0, *numbers], 2)
+    return list({f for a, b in pairs for f in (a * b, a / b, b / a, 1.0 / (a * b))})
 
 
 def _run(session, loss, inputs, values: dict[str, np.ndarray]) -> float:

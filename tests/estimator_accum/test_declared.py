@@ -171,6 +171,9 @@ SUMS = {
     "foldl": lambda m: _folded(m.squares),
     "scan": lambda m: tf.scan(tf.add, m.squares)[-1] + tf.nn.l2_loss(m.w),
     "function": lambda m: _in_a_function(m, tf.reduce_sum),
+    "powers_in_a_function": lambda m: _in_a_function(
+        m, lambda rows: tf.reduce_sum(rows**8.0**0.5)
+    ),
     "concat": lambda m: tf.reduce_sum(
         tf.concat([tf.reduce_sum(m.terms, 0), _sum(m)[None]], 0)
     ),

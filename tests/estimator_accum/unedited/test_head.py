@@ -106,6 +106,17 @@ def test_a_python_function_that_is_declared_per_example_gets_micro_batches():
     assert sizes[-4:] == [5, 5, 5, 3]
 
 
+def test_a_model_fn_is_called_once():
+    calls = []
+
+    def loss_of(*tensors):
+        calls.append("loss_of")
+        return tf.reduce_mean(_errors(*tensors))
+
+    train(cut(_model_fn(loss_of)), _BATCH)
+    assert calls == ["loss_of"]
+
+
 def test_a_declaration_that_is_wrong_is_refused_before_the_first_update():
     model_fn = _by_python(lambda x: x - x.mean(0))
     with pytest.raises(ValueError, match=r"whose rows for 5 examples are others than"):
