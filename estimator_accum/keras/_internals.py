@@ -112,7 +112,8 @@ def steps_per_execution_of(model) -> int | str:
         return "auto"
     steps = getattr(model, "steps_per_execution", None)  # of Keras 3
     steps = model._steps_per_execution if steps is None else steps
-    return 1 if steps is None else int(steps)  # None: Keras 2, not compiled
+    # None: Keras 2, not compiled. A strategy's variable is no number.
+    return 1 if steps is None else int(tf.convert_to_tensor(steps))
 
 
 def step_counters_of(model) -> list[tf.Variable]:

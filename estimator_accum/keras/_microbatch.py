@@ -1,6 +1,7 @@
 """`microbatch`: one call from a Keras model to one that cuts its batches."""
 
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -70,11 +71,12 @@ def microbatch(model: Any, micro_batches: int | str = 4) -> Any:
     if micro_batches == 1:
         return model
     batches = _Batches(keras_model, model, micro_batches)
+    # No closures: a copy of the model gets a copy of `batches`, which cuts the copy.
     for name in _STEPS:
-        vars(model)[name] = batches.step(name)
+        vars(model)[name] = functools.partial(batches.step, name)
     if keras_model is Model3 or micro_batches == _AUTO:
         for name in _FUNCTIONS:
-            vars(model)[name] = batches.maker(name)
+            vars(model)[name] = functools.partial(batches.make, name)
     for name in _FUNCTIONS:
         setattr(model, name.removeprefix("make_"), None)  # of steps before
     return model
@@ -105,63 +107,62 @@ class _Batches:
     def _is_cut(self) -> bool:
         return self._retries is None or self._retries.is_cut
 
-    def step(self, name: str):
-        """Returns Keras's own step, with the calls of the model cut."""
-        keras_step = getattr(type(self._model), name)
+    def step(self, name: str, data):
+        """Runs Keras's own step, with the calls of the model cut."""
         is_trained = name == "train_step"
+        with contextlib.ExitStack() as stack:
+            if self._is_cut:
+                targets = _targets_of(data) if is_trained else None
+                stack.enter_context(self._cut_calls(targets))
+            if self._retries and is_trained:
+                stack.enter_context(self._retries.marking_updates())
+            return getattr(type(self._model), name)(self._model, data)
 
-        def step(data):
-            with contextlib.ExitStack() as stack:
-                if self._is_cut:
-                    targets = _targets_of(data) if is_trained else None
-                    stack.enter_context(self._cut_calls(targets))
-                if self._retries and is_trained:
-                    stack.enter_context(self._retries.marking_updates())
-                return keras_step(self._model, data)
-
-        return step
-
-    def maker(self, name: str):
-        """Returns Keras's own maker of a function, in which XLA compiles calls alone."""
+    def make(self, name: str, force: bool = False):
+        """Returns the model's function of that name, made by Keras's own maker."""
         model, attribute = self._model, name.removeprefix("make_")
-        keras_maker = getattr(type(model), name)
-
-        def make_own():
-            if self._keras_model is Model2 or not self._is_cut:
-                keras_maker(model, True)
-                return getattr(model, attribute)
-            self._should_compile = bool(model.jit_compile)
-            model.jit_compile = False
-            try:
-                keras_maker(model, True)
-                return getattr(model, attribute)
-            finally:
-                model.jit_compile = self._should_compile
-
-        def make(force=False):
-            if getattr(model, attribute) is None or force:
-                if self._retries:
-                    is_compiled = self._keras_model is Model2 and model.jit_compile
-                    with model.distribute_strategy.scope():
-                        _check_place(is_compiled)
-                        _check_replicas()
-                    _check_steps(internals.steps_per_execution_of(model))
-                    takes_data = self._keras_model is Model3 and "predict" in name
-                    prove = self._prove if "train" in name else None
-                    function = self._retries.retrying(make_again, takes_data, prove)
-                else:
-                    function = make_own()
-                setattr(model, attribute, function)
+        if getattr(model, attribute) is not None and not force:
             return getattr(model, attribute)
+        if self._retries:
+            function = self._make_retrying(name)
+        else:
+            function = self._make_own(name)
+        setattr(model, attribute, function)
+        return function
 
-        def make_again():
-            retrying = getattr(model, attribute)
+    def _make_own(self, name: str):
+        model, attribute = self._model, name.removeprefix("make_")
+        before = getattr(model, attribute)
+        with self._compiling_calls_alone():
             try:
-                return make_own()
+                getattr(type(model), name)(model, True)
+                return getattr(model, attribute)
             finally:
-                setattr(model, attribute, retrying)
+                setattr(model, attribute, before)
 
-        return make
+    @contextlib.contextmanager
+    def _compiling_calls_alone(self):
+        """Has XLA compile the calls that are cut, not the steps around them."""
+        model = self._model
+        if self._keras_model is Model2 or not self._is_cut:
+            yield
+            return
+        self._should_compile = bool(model.jit_compile)
+        model.jit_compile = False
+        try:
+            yield
+        finally:
+            model.jit_compile = self._should_compile
+
+    def _make_retrying(self, name: str):
+        model = self._model
+        with model.distribute_strategy.scope():
+            _check_strategy(is_retried=True)
+        _check_compiler(self._keras_model is Model2 and model.jit_compile)
+        _check_steps(internals.steps_per_execution_of(model))
+        takes_data = self._keras_model is Model3 and "predict" in name
+        prove = self._prove if "train" in name else None
+        return self._retries.retrying(lambda: self._make_own(name), takes_data, prove)
 
     def _prove(self, data) -> None:
         """Raises an error, before it trains, if the model cannot be cut."""
@@ -200,7 +201,8 @@ class _Batches:
     def _call(self, targets: list | None, inputs, *args, **kwargs):
         """Returns the model's outputs for the whole batch."""
         model = self._model
-        _check_place(is_compiled_by_xla())
+        _check_strategy(is_retried=self._retries is not None)
+        _check_compiler(is_compiled_by_xla())
         forward = self._forward(inputs, args, kwargs)
         flat = tf.nest.flatten(inputs)
         if targets is not None:
@@ -317,35 +319,35 @@ def _check_functions(contents: dict, steps: int) -> None:
             )
 
 
-def _check_place(is_compiled: bool) -> None:
-    """Raises ValueError where steps are not cut yet."""
+def _check_strategy(is_retried: bool) -> None:
+    """Raises ValueError for replicas whose batches are not cut.
+
+    Args:
+        is_retried: Whether batches that run out of memory are retried.
+    """
     strategy = tf.distribute.get_strategy()
-    if internals.has_parameter_servers(strategy):
-        raise ValueError(
-            "Batches must be cut on one replica, or on those of a MirroredStrategy. "
-            "Received: a ParameterServerStrategy. Train on one of those, or an Estimator."
-        )
     replicas = strategy.num_replicas_in_sync
-    if replicas > 1 and not isinstance(strategy, tf.distribute.MirroredStrategy):
-        raise ValueError(
-            "Batches must be cut on one replica, or on those of a MirroredStrategy. "
-            f"Received: a {type(strategy).__name__} of {replicas} replicas. Train with "
-            "accumulate(), which reduces once a window."
-        )
+    name = f"{type(strategy).__name__} of {replicas} replicas"
+    if internals.has_parameter_servers(strategy):
+        received, remedy = "a ParameterServerStrategy", "Train an Estimator there"
+    elif replicas > 1 and not isinstance(strategy, tf.distribute.MirroredStrategy):
+        received, remedy = f"a {name}", "Train with accumulate()"
+    elif replicas > 1 and is_retried:
+        received = f'micro_batches="auto" and a {name}'
+        remedy = "Pass a number of micro-batches"
+    else:
+        return
+    raise ValueError(
+        "Batches must be cut on one replica, or into a fixed number of micro-batches on "
+        f"those of a MirroredStrategy. Received: {received}. {remedy}."
+    )
+
+
+def _check_compiler(is_compiled: bool) -> None:
     if is_compiled:
         raise ValueError(
             "A model of Keras 2 that cuts its batches must not be compiled by XLA. "
             "Received: jit_compile=True. Leave it out, or use Keras 3."
-        )
-
-
-def _check_replicas() -> None:
-    """Raises ValueError where a batch that runs out of memory is not retried yet."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise ValueError(
-            'micro_batches="auto" retries batches of one replica. Received: a strategy '
-            f"of {replicas} replicas. Pass a number of micro-batches."
         )
 
 

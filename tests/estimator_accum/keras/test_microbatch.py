@@ -1,5 +1,6 @@
 """`microbatch`: a batch in micro-batches trains as the batch at once."""
 
+import copy
 import importlib
 import types
 
@@ -712,18 +713,49 @@ def test_xla_compiles_a_model_of_keras_3_alone(keras):
 
 
 @pytest.mark.parametrize(
-    ("has_servers", "received"),
-    [(False, "a SimpleNamespace of 2 replicas"), (True, "a ParameterServerStrategy")],
+    ("has_servers", "is_retried", "received"),
+    [
+        (False, False, "a SimpleNamespace of 2 replicas. Train with"),
+        (False, True, "a SimpleNamespace of 2 replicas. Train with"),
+        (True, False, "a ParameterServerStrategy. Train an Estimator"),
+    ],
 )
-def test_other_places_are_refused(monkeypatch, has_servers, received):
+def test_other_strategies_are_refused(monkeypatch, has_servers, is_retried, received):
     strategy = types.SimpleNamespace(
         num_replicas_in_sync=2, _should_use_with_coordinator=has_servers
     )
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
-    with pytest.raises(ValueError, match=f"Received: {received}. Train"):
-        _microbatch._check_place(is_compiled=False)
-    with pytest.raises(ValueError, match="Received: a strategy of 2 replicas. Pass a"):
-        _microbatch._check_replicas()
+    with pytest.raises(ValueError, match=f"Received: {received}"):
+        _microbatch._check_strategy(is_retried)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [tf.distribute.OneDeviceStrategy, lambda d: tf.distribute.MirroredStrategy([d])],
+)
+def test_auto_retries_under_a_strategy_of_one_device(keras, strategy):
+    weights = []
+    for fails, number in ({0, 2}, "auto"), ((), 4):
+        with strategy("/cpu:0").scope():
+            model = _retried(keras, fails, number)
+        model.fit(_batch(5), _batch(2), epochs=2, batch_size=10, verbose=0)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_copy_of_a_model_trains_its_own_weights(keras):
+    dense = keras.layers.Dense(1)
+    for number in 3, "auto":
+        model = microbatch(keras.Sequential([dense]), number)  # not built
+        copies = [copy.deepcopy(model), keras.models.clone_model(model)]
+        for other in copies:
+            _trained(other, _batch(5), _batch(1))
+            before = other.get_weights()[0]
+            other.train_on_batch(_batch(5), _batch(1))
+            assert not np.array_equal(other.get_weights()[0], before)
+        assert not model.built
+    assert ("train_step" in vars(copies[0])) is not hasattr(keras, "ops")
 
 
 def test_other_models_are_refused(keras):
