@@ -310,8 +310,11 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
     if not {"plain", "nested", "loop", "resume"} & options.keys():
         report["window_loss"] = float(optimizer.window_loss.numpy())
     if "cut" in options:
+        if not kind.is_3:
+            reductions = _record_reductions([_OF_KERAS_2])
         report["cut"] = _fit_cut(strategy, kind, reductions)
         report["refused"] = _refusal_of_auto(strategy, kind)
+        report["dropped"] = [_drop_cut(strategy, kind, number) for number in (1, 3)]
     print(json.dumps(report))
 
 
@@ -335,6 +338,41 @@ def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
         pairs = zip(*weights, strict=True)
         results.append((max(np.abs(a - b).max() for a, b in pairs), *numbers))
     return results
+
+
+def _drop_cut(strategy, kind: Kind, micro_batches: int) -> tuple[int, float]:
+    """Returns the number of distinct masks of dropout, of 12 examples on 2 replicas.
+
+    Beside it, the largest difference of the weights from those that the masks of the
+    loss give.
+    """
+    layers, masks = kind.keras.layers, []
+
+    def loss(y, outputs):
+        def note(values):
+            masks.extend(values)
+            return np.float64(0)
+
+        zero = tf.numpy_function(note, [outputs], tf.float64)
+        zero.set_shape([])
+        return tf.reduce_mean(outputs, -1) + zero
+
+    options = {"use_bias": False, "kernel_initializer": "identity"}
+    with strategy.scope():
+        model = kind.keras.Sequential(
+            [
+                kind.keras.Input((32,), dtype="float64"),
+                layers.Dense(32, dtype="float64", **options),
+                layers.Dropout(0.5, dtype="float64"),
+            ]
+        )
+        model = microbatch(model, micro_batches)
+        model.compile(kind.optimizer("SGD", 1.0), loss, jit_compile=False)
+    ones = np.ones([12, 32])
+    model.fit(ones, ones, batch_size=12, verbose=0)
+    expected = np.eye(32) - np.mean(masks, axis=0) / 32
+    difference = np.abs(model.get_weights()[0] - expected).max()
+    return len({tuple(mask) for mask in masks}), difference
 
 
 def _refusal_of_auto(strategy, kind: Kind) -> str:
@@ -363,12 +401,17 @@ def _loaded(kind: Kind, model, folder: str, scope):
         return kind.keras.models.load_model(path, custom_objects=custom)
 
 
-def _record_reductions() -> list[str]:
-    """Returns a list to which each reduction over replicas adds its graph's name.
+# Every replica reduces by its own `all_reduce`; if all replicas are CPUs of one process,
+# the library sums on one device, once for all of them.
+_OF_LIBRARY = (
+    (tf.distribute.ReplicaContext, "all_reduce"),
+    (tf.distribute.ReductionToOneDevice, "batch_reduce"),
+)
+_OF_KERAS_2 = (tf.distribute.StrategyExtended, "batch_reduce_to")
 
-    Every replica reduces by its own `all_reduce`; if all replicas are CPUs of one
-    process, the library sums on one device, once for all of them.
-    """
+
+def _record_reductions(methods=_OF_LIBRARY) -> list[str]:
+    """Returns a list to which each call of a method adds its graph's name."""
     names = []
 
     def noting(function):
@@ -378,10 +421,7 @@ def _record_reductions() -> list[str]:
 
         return run
 
-    for owner, name in (
-        (tf.distribute.ReplicaContext, "all_reduce"),
-        (tf.distribute.ReductionToOneDevice, "batch_reduce"),
-    ):
+    for owner, name in methods:
         setattr(owner, name, noting(getattr(owner, name)))
     return names
 
