@@ -83,7 +83,7 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
         return False
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
-    hooks = []
+    hooks = list(run.hooks)
     if run.cluster.is_chief:
         hooks.append(_SettingsHook(run))
     if not run.cluster.is_alone:

@@ -82,7 +82,7 @@ def execute(job: Job) -> str | None:
     if batches != whole or job.cluster.servers:
         runs[_label(batches)] = (job, _WITH, batches)
     if not batches.is_auto:
-        alone = dataclasses.replace(job, cluster=Cluster())
+        alone = dataclasses.replace(job, cluster=Cluster(), hooks=())
         label = f"without ({batches.effective_batch_size})"
         runs[label] = (alone, _WITHOUT, whole)
     results = {
@@ -180,6 +180,7 @@ def train(
                 (settings.train_updates - progress.update) * steps,
                 settings.train_updates,
                 watchdog,
+                job.hooks,
             ),
             tf.estimator.EvalSpec(
                 _test_input_fn(model_dir),

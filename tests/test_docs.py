@@ -249,6 +249,7 @@ def test_every_flag_in_the_pages_exists(flag):
     scripts = [
         *folder.parent.glob("scripts/**/*.py"),
         *folder.parent.glob("bert_finetune/*.py"),
+        folder.parent / "distributed/ray_train.py",
         folder / "programs/launch.py",
         folder / "programs/plot_loss.py",
         folder / "programs/task.py",

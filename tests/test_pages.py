@@ -45,6 +45,7 @@ _SHORTER = {
     "--gradient_accumulation_steps=1",  # trains once
     "-m distributed.launch_local": f"-m distributed.launch_local {{}} {_ONE_WORKER}",
     "-m distributed.main": "-m distributed.main {} --train_updates=2",
+    "-m distributed.ray_train": "-m distributed.ray_train {} --help",  # without Ray
     "scripts/benchmark.py": "scripts/benchmark.py {} --parts=housing --rounds=1 "
     "--starts=1 --housing_updates=2",
     "scripts/experiments/optimizer_table.py": "scripts/experiments/"

@@ -175,18 +175,25 @@ def write_results(output_dir: str | os.PathLike, values: Mapping[str, Any]) -> s
     return text
 
 
+def last_row(output_dir: str | os.PathLike) -> dict[str, float]:
+    """Returns the known values of the last row of `train_metrics.csv`, by column."""
+    try:
+        with (pathlib.Path(output_dir) / METRICS).open("rb") as file:
+            names = file.readline().decode().strip().split(",")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_ROW_BYTES))
+            rows = file.read().decode().split("\n")[1:-1]
+    except FileNotFoundError:
+        return {}
+    values = rows[-1].strip().split(",") if rows else []
+    return {name: float(value) for name, value in zip(names, values) if value}
+
+
 def last_update(output_dir: str | os.PathLike) -> int:
     """Returns the last update that `train_metrics.csv` has; 0 before the first.
 
     After a restart it keeps its value until training resumes.
     """
-    try:
-        with (pathlib.Path(output_dir) / METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_ROW_BYTES))
-            rows = file.read().decode().split("\n")[1:-1]
-    except FileNotFoundError:
-        return 0
-    return int(rows[-1].partition(",")[0]) if rows else 0
+    return int(last_row(output_dir).get("update_step", 0))
 
 
 def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:

@@ -4,7 +4,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -30,10 +30,12 @@ class Job(Inputs):
     Attributes:
         batches: Division of each update's examples; None without training.
         description: Content of `run_settings.json`, with which the run can resume.
+        hooks: Further hooks of the training that the whole cluster takes part in.
     """
 
     batches: Batches | None
     description: dict[str, Any]
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook] = field(default=(), kw_only=True)
 
     def write_settings(self) -> None:
         """Writes `run_settings.json`."""

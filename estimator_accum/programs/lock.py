@@ -25,12 +25,15 @@ class LockedFolderError(ValueError):
 
 
 @contextlib.contextmanager
-def locked(output_dir: str | os.PathLike, is_holder: bool = True) -> Iterator[None]:
+def locked(
+    output_dir: str | os.PathLike, is_holder: bool = True, *, waits: bool = False
+) -> Iterator[None]:
     """Holds the folder's lock inside a `with` block.
 
     Args:
         output_dir: The folder, which exists.
         is_holder: Whether this process takes the lock: in a cluster, only the chief.
+        waits: Whether to wait for a process that holds the lock.
 
     Raises:
         LockedFolderError: If another process holds the lock.
@@ -41,7 +44,7 @@ def locked(output_dir: str | os.PathLike, is_holder: bool = True) -> Iterator[No
     folder = pathlib.Path(output_dir)
     lock, holder = filelock.FileLock(folder / _LOCK), folder / _HOLDER
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(blocking=waits)
     except filelock.Timeout as error:
         runs = holder.read_text() if holder.exists() else "another process runs"
         raise LockedFolderError(

@@ -87,7 +87,7 @@ class Program:
             show(f"estimator-accum {__version__}")
             return
         try:
-            settings, cluster = self._read(values, argv)
+            settings, cluster = self.read(values, argv)
         except (flags.Error, ValueError, TypeError) as error:
             self._refuse(sentence(error, values))
         if values.print_config:
@@ -98,7 +98,7 @@ class Program:
             set_verbosity(values.verbosity, self.room)
             if cluster.is_server:
                 self._serve(cluster, argv)
-            jobs, job = self._prepare(settings, cluster, argv)
+            jobs, job = self.prepare(settings, cluster, argv)
             make_run_folder(folder)
         except (ImportError, ValueError, TypeError, OSError) as error:
             self._refuse(sentence(error, values))
@@ -115,8 +115,17 @@ class Program:
         if results:
             print(results.rstrip("\n"))
 
-    def _read(self, values, argv: Sequence[str]) -> tuple[RunSettings, Cluster]:
-        """Returns the settings of the command line, and the cluster."""
+    def read(self, values, argv: Sequence[str]) -> tuple[RunSettings, Cluster]:
+        """Returns the settings of the command line, and the cluster.
+
+        Args:
+            values: Result of `flags`.
+            argv: The command line.
+
+        Raises:
+            absl.flags.Error: If a flag does not fit.
+            ValueError: If the flags or the cluster do not fit.
+        """
         settings = read_settings_of(self.settings, values, argv)
         cluster = self.read_cluster(settings, os.environ)
         # TensorFlow alone knows the devices of a strategy that the user chose.
@@ -124,8 +133,14 @@ class Program:
             settings.batches(cluster.num_workers)
         return settings, cluster
 
-    def _prepare(self, settings: RunSettings, cluster: Cluster, argv: Sequence[str]):
-        """Reads all inputs, then imports TensorFlow; returns `jobs`, and the job."""
+    def prepare(self, settings: RunSettings, cluster: Cluster, argv: Sequence[str]):
+        """Reads all inputs, then imports TensorFlow; returns `jobs`, and the job.
+
+        Args:
+            settings: Settings of `read`.
+            cluster: Cluster of `read`.
+            argv: The command line.
+        """
         is_chosen = settings.strategy != type(settings).strategy
         if is_chosen and settings.strategy in STRATEGIES[2:] and cluster.is_alone:
             _logger.info("no other task is in the environment: training alone")

@@ -34,6 +34,19 @@ def without_scratch(model_dir: str | os.PathLike, cluster: Cluster) -> Iterator[
             shutil.rmtree(pathlib.Path(model_dir) / name, ignore_errors=True)
 
 
+def copy_checkpoint(path: str | os.PathLike, folder: str | os.PathLike) -> None:
+    """Copies a checkpoint into a folder, with the file that names it.
+
+    Args:
+        path: Path of the checkpoint, such as output/model.ckpt-100.
+        folder: An existing folder.
+    """
+    source = pathlib.Path(path)
+    for file in source.parent.glob(f"{source.name}.*"):
+        shutil.copy(file, folder)
+    tf.compat.v1.train.update_checkpoint_state(os.fspath(folder), source.name)
+
+
 def make_saver_hooks(
     config, num_copies: int = 0
 ) -> list[tf.compat.v1.train.SessionRunHook]:

@@ -27,6 +27,7 @@ _EXTRAS = {
     "safetensors": "bert",
     "matplotlib": "plot",
     "pandas": "plot",
+    "ray": "ray",
 }
 
 

@@ -1,6 +1,7 @@
 """One run at a time in a folder; a second one names the process that has the lock."""
 
 import socket
+import threading
 
 import pytest
 
@@ -17,6 +18,11 @@ with locked(sys.argv[1]):
 """
 
 
+def _wait_for_lock(folder, order) -> None:
+    with locked(folder, waits=True):
+        order.append("locked")
+
+
 def test_a_folder_is_one_runs_until_that_ends_or_dies(tmp_path):
     with running.start("-c", _HOLD, tmp_path) as holder:
         running.wait_until((tmp_path / "held").exists, holder)
@@ -29,7 +35,13 @@ def test_a_folder_is_one_runs_until_that_ends_or_dies(tmp_path):
         (tmp_path / ".run.holder").unlink()
         with pytest.raises(LockedFolderError, match="another proc"), locked(tmp_path):
             pass
+        order = []
+        thread = threading.Thread(target=_wait_for_lock, args=[tmp_path, order])
+        thread.start()
+        order.append("killed")
         holder.kill()
+        thread.join(running.DEADLINE_SECS)
+        assert order == ["killed", "locked"]
     with pytest.raises(ArithmeticError), locked(tmp_path):
         raise ArithmeticError
     with locked(tmp_path):
