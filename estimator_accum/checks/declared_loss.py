@@ -11,7 +11,7 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data_set_of
 from estimator_accum.graph.functions import library_of_functions, producer_of
-from estimator_accum.graph.names import BATCH_QUEUES, BATCHES, SUMS
+from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.analysis import Analysis
@@ -28,6 +28,8 @@ from estimator_accum.rows.loss_sums import (
 _BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
 # Operations whose results are sums or means of elements of their first input.
 _OF_FIRST = {"GatherV2", "Mean", "StridedSlice", "Sum", "Transpose"}
+# Operations that may add up more than examples.
+_ADDING = {"Einsum", "L2Loss", "MatMul", "Mean", "Sum", *LINEAR, *SCALING, *SHOWN}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -116,38 +118,46 @@ def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[
     factors = factors_by_numbers(head)
     if not factors:
         return [False]
-    ends = [loss, *(rows.tensor for rows in head.rows)]
-    return [not _may_be_mean(analysis, ends, factors, size, 1)]
+    # A sum may be divided by the examples and weighted too, inside or outside of it.
+    for end in [loss, *(rows.tensor for rows in head.rows)]:
+        factors += itertools.chain(*map(_scales, _linear_part(analysis, end)))
+    # Numbers show no axis that is added up, so any whole number may divide.
+    return [not any(_may_make_mean(factor, size, {0}) for factor in factors)]
 
 
 def _is_sum(analysis: Analysis, term: Sum, size: int, terms: int) -> bool:
     """Returns whether a term that adds up examples provably is no mean over them."""
     factor = None if None in term.factors else math.prod(term.factors)
-    return not _may_be_mean(
-        analysis, [term.tensor], [factor, *term.factors], size, terms
+    parts = list(_linear_part(analysis, term.tensor))
+    factors = [factor, *term.factors, *itertools.chain(*map(_scales, parts))]
+    elements = _numbers_added_up(analysis, parts, terms)
+    return not _may_be_of_an_epoch(factor, size) and not any(
+        _may_make_mean(factor, size, elements) for factor in factors
     )
 
 
-def _may_be_mean(
-    analysis: Analysis, ends: list, factors: list, size: int, terms: int
-) -> bool:
-    """Returns whether a sum over examples may be divided by the number of them.
-
-    It may be divided and weighted too, inside or outside of the sum.
+def _numbers_added_up(
+    analysis: Analysis, parts: list[tf.Operation], terms: int
+) -> set[int]:
+    """Returns the numbers by which a mean over more than examples may be divided.
 
     Args:
         analysis: The states of tensors.
-        ends: The sum, and tensors that it is computed from.
-        factors: Numbers that scale it; None for one that is not constant.
-        size: Number of examples in a batch; 0 if it is not constant.
+        parts: The operations that scale, add up or move numbers before a sum.
         terms: Number of terms of the loss, which may be averaged as well.
     """
-    parts = list(itertools.chain(*(_linear_part(analysis, end) for end in ends)))
-    factors = [*factors, *itertools.chain(*map(_scales, parts))]
-    inputs = itertools.chain(*(operation.inputs for operation in parts))
-    terms += sum(len(op.inputs) - 1 for op in parts if op.type in SUMS)
-    elements = {terms * _elements(analysis, tensor) for tensor in inputs}
-    return any(_may_make_mean(factor, size, elements) for factor in factors)
+    lengths = {1}
+    for operation in parts:
+        kinds = [analysis.state(tensor).kind for tensor in operation.inputs]
+        if operation.type in _ADDING:
+            lengths |= {_elements(analysis, tensor) for tensor in operation.inputs}
+        if operation.type in LINEAR:
+            terms += max(0, sum(kind != "fixed" for kind in kinds) - 1)
+    return {
+        number * first * second
+        for number in range(1, terms + 1)
+        for first, second in itertools.combinations_with_replacement(lengths, 2)
+    }
 
 
 def _are_sums_of_any_size(
@@ -168,10 +178,13 @@ def _are_sums_of_any_size(
 
 def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the operations that scale, add up or move numbers before a tensor."""
-    waiting = [tensor]
+    waiting, seen = [tensor], set()
     while waiting:
         operation = waiting.pop().op
         inputs = list(operation.inputs)
+        if operation in seen:
+            continue
+        seen.add(operation)
         yield operation
         if operation.type in SCALING:
             waiting += [t for t in inputs if tf.get_static_value(t) is None]
@@ -181,7 +194,8 @@ def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation
             waiting += inputs
         elif operation.type in LINEAR:
             terms = [t for t in inputs if analysis.state(t).kind != "fixed"]
-            waiting += terms or inputs  # beside terms of examples, a penalty
+            # Beside terms of examples, a penalty, or a term whose weight is 0.
+            waiting += [t for t in terms if 0.0 not in _scales(t.op)] or terms or inputs
 
 
 def _scales(operation: tf.Operation) -> Iterator[float | None]:
@@ -190,13 +204,10 @@ def _scales(operation: tf.Operation) -> Iterator[float | None]:
         yield None
     for tensor in operation.inputs if operation.type in SCALING else ():
         value = tf.get_static_value(tensor)
-        if value is None or not value.size:
+        if value is None or not value.size or not (value == value.flat[0]).all():
             continue
-        if value.flat[0] and (value == value.flat[0]).all():
-            by = float(value.flat[0])
-            yield by if operation.type == "Mul" else 1.0 / by
-        elif not value.any():  # no term at all
-            yield None
+        by = float(value.flat[0])
+        yield by if operation.type == "Mul" or not by else 1.0 / by
 
 
 def _elements(analysis: Analysis, tensor: tf.Tensor) -> int:
@@ -214,22 +225,43 @@ def _elements(analysis: Analysis, tensor: tf.Tensor) -> int:
 def _may_make_mean(factor: float | None, size: int, elements: Iterable[int]) -> bool:
     """Returns whether a sum times `factor` may be a mean, or half of one.
 
-    A weight in the same number, as 0.3 / 32 or 60,000 / 32, is not told from a weight.
-
     Args:
         factor: The factor; None if it is not constant.
         size: Number of examples in a batch; 0 if it is not constant.
         elements: Numbers for each example that may be added up; 0 if not constant.
     """
-    if factor is None:
+    if not factor:  # a term that is multiplied by 0 is no sum
         return True
-    parts = 1.0 / abs(factor) / max(size, 1)
-    number = round(parts)
-    if number < 1 or abs(parts / number - 1) > 1e-5:
+    parts = 1.0 / abs(factor)
+    if size == 0 and parts in (1, 2):  # 2 of half of a sum, as of L2Loss
         return False
-    if size == 0:
-        return number > 2  # half of a sum, as L2Loss, is no mean
-    return any(2 * count % number == 0 for count in elements)
+    number = round(parts / max(size, 1))
+    if number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5:
+        return size == 0 or any(2 * count % number == 0 for count in elements)
+    # 0.3 / 32 has a weight of 0.3, and 0.01 is a weight itself.
+    by_size = parts / size if size else parts
+    return _is_like_a_weight(by_size) and not _is_like_a_weight(parts)
+
+
+def _is_like_a_weight(number: float) -> bool:
+    """Returns whether somebody may write a number, or 1 by it, with two digits."""
+    return any(abs(float(f"{x:.2g}") / x - 1) < 1e-5 for x in (number, 1.0 / number))
+
+
+def _may_be_of_an_epoch(factor: float | None, size: int) -> bool:
+    """Returns whether a factor may be a number of examples by those of a batch.
+
+    A bound of a likelihood has 60,000 / 32 times the sum of a batch, say, and other terms.
+
+    Args:
+        factor: The factor; None if it is not constant.
+        size: Number of examples in a batch; 0 if it is not constant.
+    """
+    if factor is None or abs(factor) > 10:
+        return True
+    examples = abs(factor) * size
+    is_whole = size > 0 and abs(examples - round(examples)) < 1e-5 * examples
+    return is_whole and abs(factor - round(factor, 2)) > 1e-6
 
 
 def _batch_size(source: tf.Operation) -> int | None:

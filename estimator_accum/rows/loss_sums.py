@@ -162,8 +162,9 @@ def refuse_sum(loss: tf.Tensor, is_whole: bool, of_weights: str) -> None:
         raise ValueError(
             "The terms of a loss must all be means over the examples, or all be sums. "
             f"Received: {loss.name}, declared as a mean, the default, which adds a sum "
-            "over the examples to other terms. Divide this sum by the number of examples. "
-            "If the other terms are sums too, pass reduction='sum'."
+            "over the examples to other terms. Divide this sum by the number of examples "
+            "in the micro-batch, such as tf.shape(labels)[0], or by the sum of their "
+            "weights. If the other terms are sums too, pass reduction='sum'."
         )
     raise ValueError(
         "A loss that sums over the examples must be declared as a sum. Received: "

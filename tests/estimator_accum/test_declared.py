@@ -136,11 +136,8 @@ SUMS = {
     "l2_loss": lambda m: tf.nn.l2_loss(m.errors),
     "by_a_weight": lambda m: 0.31 * _sum(m),
     "by_another_number": lambda m: _sum(m) / 100.0,
-    "by_a_third_of_the_batch": lambda m: 0.375 * _sum(m),
     "by_four_batches": lambda m: _sum(m) / 32.0,
-    # A weight alone is such a number as well.
-    "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
-    "by_an_epoch_and_the_batch": lambda m: 60_000 / 8 * _sum(m) + tf.nn.l2_loss(m.w),
+    "and_nothing": lambda m: tf.reduce_sum(m.squares + 0.0 * m.errors),
     "of_means": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 1)),
     "of_sums": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 1)) + _sum(m),
     "masked": lambda m: tf.reduce_sum(m.squares * m.mask),
@@ -214,6 +211,8 @@ OTHERS = {
     "by_weights_and_the_batch": lambda m: tf.reduce_sum(
         m.terms * (tf.constant([0.3, 0.5, 0.2]) / 8.0)
     ),
+    "by_a_weight_and_the_batch": lambda m: _sum(m) * (0.31 / 8),
+    "by_the_batch_and_a_weight": lambda m: _sum(m) / (8 * 0.71),
     "half_squares": lambda m: 2.0 * tf.nn.l2_loss(m.errors) / 8.0,
     "squares": lambda m: tf.nn.l2_loss(m.errors) / 4.0,
     "tf.losses_sum": lambda m: v1.losses.mean_squared_error(
@@ -242,9 +241,22 @@ OTHERS = {
     "of_all_steps_of_an_example": lambda m: (
         tf.reduce_sum(tf.add_n([m.squares] * 5)) / (8 * 5)
     ),
+    "of_steps_from_zero": lambda m: (
+        tf.reduce_sum(0.0 + m.squares + m.errors + tf.abs(m.errors)) / (8 * 3)
+    ),
+    "of_three_heads_and_a_mean": lambda m: (
+        (_sum(m) + tf.reduce_sum(m.errors) + tf.reduce_sum(tf.abs(m.errors))) / (3 * 8)
+        + tf.reduce_mean(m.squares)
+    ),
+    "of_five_scales": lambda m: (
+        tf.add_n([tf.reduce_sum(m.squares - m.errors)] * 5) / (8 * 5)
+    ),
+    "of_a_product": lambda m: (
+        tf.reduce_sum(tf.matmul(m.terms, m.x, transpose_a=True)) / (8 * 3 * 3)
+    ),
     "a_weight_by_the_batch": lambda m: 0.31 * (_sum(m) / 8.0),
     "of_tokens_and_columns": lambda m: tf.reduce_sum(m.tokens) / (8 * 20),
-    "of_an_epoch": lambda m: 60_000 * (_sum(m) / 8.0) + tf.nn.l2_loss(m.w),
+    "of_an_epoch": lambda m: 60_000 / 8 * _sum(m) + tf.nn.l2_loss(m.w),
     "tf.losses": lambda m: v1.losses.mean_squared_error(m.y, m.errors),
 }
 # No proof by numbers either.
@@ -267,6 +279,10 @@ OTHERS_BY_NUMBERS = {
     "function": lambda m: _in_a_function(m, tf.reduce_mean),
     "function_by_size": lambda m: _in_a_function(
         m, lambda rows: tf.reduce_sum(rows) / tf.cast(tf.size(rows), tf.float32)
+    ),
+    "function_of_columns": lambda m: (
+        tf.function(lambda x: tf.reduce_sum(x[:, None] * tf.ones([5])))(m.squares)
+        / 40.0
     ),
     "function_of_the_batch": lambda m: _in_a_function(
         m, lambda rows: tf.reduce_sum(rows) / 8.0
@@ -331,6 +347,7 @@ def test_a_sum_beside_other_terms_is_refused(name, fresh_graph):
 # Where a static number of examples could be taken for the divisor.
 _OF_STATIC_SIZE = ["mean", "of_the_batch", "inside_of_the_sum", "half_squares"]
 _OF_STATIC_SIZE += ["of_all_tokens", "einsum_of_the_batch", "tf.losses"]
+_OF_STATIC_SIZE += ["of_tokens_and_columns", "of_all_steps", "of_a_product"]
 
 
 @pytest.mark.parametrize(
