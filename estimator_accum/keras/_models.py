@@ -49,8 +49,9 @@ class Model2:
         del model, data, is_predicted
 
     @staticmethod
-    def step_of(model, function: Callable) -> Callable:
+    def step_of(model, function: Callable, spec) -> Callable:
         """Returns a function of one batch from Keras's function of an iterator."""
+        del spec
         if model.run_eagerly:
             return lambda data: function(iter([data]))
         run = function.python_function
@@ -121,10 +122,18 @@ class Model3:
             model(tf.nest.map_structure(internals.symbolic_input, inputs))
 
     @staticmethod
-    def step_of(model, function: Callable) -> Callable:
-        """Returns a function of one batch from Keras's function of an iterator."""
-        del model
-        return lambda data: function(iter([data]))
+    def step_of(model, function: Callable, spec) -> Callable:
+        """Returns a function of one batch from Keras's function of an iterator.
+
+        Args:
+            model: The model.
+            function: Keras's function.
+            spec: The iterator's `element_spec`, by whose sizes Keras weights the losses
+                of outputs that it shows; None if it has none.
+        """
+        if spec is None or model.run_eagerly:
+            return lambda data: function(iter([data]))
+        return tf.function(lambda data: function(iter([data])), [spec], autograph=False)
 
     @staticmethod
     def losses_of(model, output, target) -> list:

@@ -63,7 +63,9 @@ class Retries:
                 if self.is_cut not in functions:
                     function = make()
                     if not takes_data:
-                        function = self._keras_model.step_of(self._model, function)
+                        spec = getattr(argument, "element_spec", None)
+                        step_of = self._keras_model.step_of
+                        function = step_of(self._model, function, spec)
                     functions[self.is_cut] = function
                 self._has_begun.assign(False)
                 try:

@@ -934,6 +934,22 @@ def test_deterministic_operations_are_enough(keras):
         np.testing.assert_array_equal(one, other)
 
 
+def test_losses_shown_of_outputs_are_those_of_the_batch_at_once(keras):
+    def history(micro_batches):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((5,))
+        outputs = [keras.layers.Dense(n, name=f"of_{n}")(inputs) for n in (2, 1)]
+        model = microbatch(keras.Model(inputs, outputs), micro_batches)
+        model.compile("sgd", ["mse", "mae"])
+        x, y, z = (np.concatenate([_batch(n)] * 3)[:26] for n in (5, 2, 1))
+        return model.fit(x, [y, z], batch_size=10, epochs=2, verbose=0).history
+
+    ours, wanted = history("auto"), history(1)
+    assert ours.keys() == wanted.keys() >= {"of_2_loss", "of_1_loss"}
+    for name, values in wanted.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-5)
+
+
 def test_auto_retries_one_batch_at_a_time(keras):
     model = microbatch(_built(keras, keras.layers.Dense(2)), "auto")
     for steps in (2,) if hasattr(keras, "ops") else (2, "auto"):
