@@ -74,6 +74,9 @@ def _train(flags: argparse.Namespace) -> None:
     if asks_for_help(flags.arguments):
         importlib.import_module(flags.program).main([flags.program, "--help"])
         return
+    if not {"--print_config", "--version"}.isdisjoint(flags.arguments):
+        importlib.import_module(flags.program).main([flags.program, *flags.arguments])
+        return
     settings, _ = _read(flags.program, flags.arguments, flags.num_workers)
     with quiet_import(flags.arguments):  # of TensorFlow, by Ray
         from ray import train
@@ -97,7 +100,8 @@ def _train(flags: argparse.Namespace) -> None:
     )
     result = trainer.fit()
     rows = [[name, f"{value:g}"] for name, value in (result.metrics or {}).items()]
-    print(aligned(rows, numbers=False))
+    if rows:
+        print(aligned(rows, numbers=False))
     if result.checkpoint:
         print(f"checkpoint: {result.checkpoint.path}")
 

@@ -4,7 +4,7 @@
         report = RayReport()
         train_spec = tf.estimator.TrainSpec(input_fn, max_steps=1000, hooks=[report])
         tf.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
-        report.send()  # the last checkpoint
+        report.send(path=estimator.latest_checkpoint())
 
     TensorflowTrainer(train_loop, tensorflow_config=WatchedConfig(), ...).fit()
 
@@ -85,7 +85,7 @@ def train_program(config: Mapping[str, Any]) -> None:
 
 def _last_checkpoint(output_dir: pathlib.Path) -> str | None:
     """Returns the path of the run's last checkpoint; None if it has not trained."""
-    models = sorted(output_dir.rglob(METRICS))  # that with accumulation comes first
+    models = sorted(output_dir.rglob(METRICS), key=lambda path: (len(path.parts), path))
     return tf.train.latest_checkpoint(models[0].parent) if models else None
 
 
@@ -102,6 +102,9 @@ class RayReport(tf.compat.v1.train.SessionRunHook):
 
     The checkpoint is that of worker 0, with the last row of `train_metrics.csv` in its
     folder as metrics. The save at the beginning of training is not reported.
+
+    Raises:
+        ValueError: If the session has no saver that the hook could find.
     """
 
     def __init__(self):
@@ -109,7 +112,13 @@ class RayReport(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session, coord) -> None:
         self._has_run = False
-        for saver in tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS):
+        savers = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+        if not savers:
+            raise ValueError(
+                "RayReport must find the saver of checkpoints in the collection SAVERS. "
+                "Received: an empty collection. Add the Scaffold's saver to it."
+            )
+        for saver in savers:
             self._watch(saver)
 
     def _watch(self, saver: tf.compat.v1.train.Saver) -> None:
@@ -117,7 +126,7 @@ class RayReport(tf.compat.v1.train.SessionRunHook):
 
         def save_and_note(*args, **kwargs):
             self._path = save(*args, **kwargs)
-            self._is_due = self._has_run
+            self._is_due |= self._has_run
             return self._path
 
         saver.save = save_and_note

@@ -131,8 +131,10 @@ def _is_sum(analysis: Analysis, term: Sum, size: int, terms: int) -> bool:
     parts = list(_linear_part(analysis, term.tensor))
     factors = [factor, *term.factors, *itertools.chain(*map(_scales, parts))]
     elements = _numbers_added_up(analysis, parts, terms)
-    return not _may_be_of_an_epoch(factor, size) and not any(
-        _may_make_mean(factor, size, elements) for factor in factors
+    return not (
+        _is_zero(term.tensor)
+        or _may_be_of_an_epoch(factor, size)
+        or any(_may_make_mean(factor, size, elements) for factor in factors)
     )
 
 
@@ -194,8 +196,18 @@ def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation
             waiting += inputs
         elif operation.type in LINEAR:
             terms = [t for t in inputs if analysis.state(t).kind != "fixed"]
-            # Beside terms of examples, a penalty, or a term whose weight is 0.
-            waiting += [t for t in terms if 0.0 not in _scales(t.op)] or terms or inputs
+            waiting += terms or inputs  # beside terms of examples, a penalty
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    """Returns whether a term is multiplied by a constant 0."""
+    while tensor.op.type in {*_OF_FIRST, *SHOWN, "Cast", "Neg", "Reshape"}:
+        tensor = tensor.op.inputs[0]
+    inputs = tensor.op.inputs if tensor.op.type in SCALING else ()
+    values = [tf.get_static_value(factor) for factor in inputs]
+    if any(value is not None and not value.any() for value in values):
+        return True
+    return any(map(_is_zero, inputs))
 
 
 def _scales(operation: tf.Operation) -> Iterator[float | None]:
@@ -204,10 +216,10 @@ def _scales(operation: tf.Operation) -> Iterator[float | None]:
         yield None
     for tensor in operation.inputs if operation.type in SCALING else ():
         value = tf.get_static_value(tensor)
-        if value is None or not value.size or not (value == value.flat[0]).all():
-            continue
+        if value is None or not value.any() or not (value == value.flat[0]).all():
+            continue  # 0 is the weight of another term
         by = float(value.flat[0])
-        yield by if operation.type == "Mul" or not by else 1.0 / by
+        yield by if operation.type == "Mul" else 1.0 / by
 
 
 def _elements(analysis: Analysis, tensor: tf.Tensor) -> int:
@@ -230,14 +242,14 @@ def _may_make_mean(factor: float | None, size: int, elements: Iterable[int]) -> 
         size: Number of examples in a batch; 0 if it is not constant.
         elements: Numbers for each example that may be added up; 0 if not constant.
     """
-    if not factor:  # a term that is multiplied by 0 is no sum
+    if not factor or not 1e-30 < abs(factor) < 1e30:
         return True
     parts = 1.0 / abs(factor)
-    if size == 0 and parts in (1, 2):  # 2 of half of a sum, as of L2Loss
-        return False
     number = round(parts / max(size, 1))
     if number >= 1 and abs(parts / max(size, 1) / number - 1) < 1e-5:
-        return size == 0 or any(2 * count % number == 0 for count in elements)
+        if size == 0:
+            return number > 2  # half of a sum, as L2Loss, is no mean
+        return any(2 * count % number == 0 for count in elements)
     # 0.3 / 32 has a weight of 0.3, and 0.01 is a weight itself.
     by_size = parts / size if size else parts
     return _is_like_a_weight(by_size) and not _is_like_a_weight(parts)
@@ -261,7 +273,7 @@ def _may_be_of_an_epoch(factor: float | None, size: int) -> bool:
         return True
     examples = abs(factor) * size
     is_whole = size > 0 and abs(examples - round(examples)) < 1e-5 * examples
-    return is_whole and abs(factor - round(factor, 2)) > 1e-6
+    return is_whole and abs(factor) > 1 and abs(factor - round(factor, 2)) > 1e-6
 
 
 def _batch_size(source: tf.Operation) -> int | None:

@@ -50,7 +50,7 @@ class Retries:
             prove: Function of the first batch that raises an error if such batches
                 cannot be cut.
         """
-        functions = {}  # by whether batches are cut
+        functions = {}  # by whether batches are cut, and by their sizes
 
         def run(argument):
             data = argument if takes_data else next(argument)
@@ -59,17 +59,18 @@ class Retries:
                 if prove:
                     prove(data)
             saved = self._save()
+            spec = getattr(argument, "element_spec", None)
             while True:
-                if self.is_cut not in functions:
+                key = self.is_cut, repr(spec)
+                if key not in functions:
                     function = make()
                     if not takes_data:
-                        spec = getattr(argument, "element_spec", None)
                         step_of = self._keras_model.step_of
                         function = step_of(self._model, function, spec)
-                    functions[self.is_cut] = function
+                    functions[key] = function
                 self._has_begun.assign(False)
                 try:
-                    return functions[self.is_cut](data)
+                    return functions[key](data)
                 except Exception as error:
                     if not is_out_of_memory(error) or self._has_begun.numpy():
                         raise

@@ -137,7 +137,11 @@ SUMS = {
     "by_a_weight": lambda m: 0.31 * _sum(m),
     "by_another_number": lambda m: _sum(m) / 100.0,
     "by_four_batches": lambda m: _sum(m) / 32.0,
-    "and_nothing": lambda m: tf.reduce_sum(m.squares + 0.0 * m.errors),
+    "and_nothing": lambda m: tf.reduce_sum(
+        m.squares + (0.0 * m.errors + tf.reduce_sum(0.0 * m.terms, 1) / 2.0)
+    ),
+    "by_less_than_the_batch": lambda m: 0.625 * _sum(m) + tf.nn.l2_loss(m.w),
+    "by_factors_of_one": lambda m: 0.1 * tf.reduce_sum(10.0 * m.squares),
     "of_means": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 1)),
     "of_sums": lambda m: tf.reduce_sum(tf.reduce_sum(m.terms, 1)) + _sum(m),
     "masked": lambda m: tf.reduce_sum(m.squares * m.mask),

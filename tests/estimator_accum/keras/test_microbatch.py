@@ -942,6 +942,8 @@ def test_losses_shown_of_outputs_are_those_of_the_batch_at_once(keras):
         model = microbatch(keras.Model(inputs, outputs), micro_batches)
         model.compile("sgd", ["mse", "mae"])
         x, y, z = (np.concatenate([_batch(n)] * 3)[:26] for n in (5, 2, 1))
+        model.train_on_batch(x, [y, z], sample_weight=[x[:, 0] ** 2] * 2)
+        model.fit(x[:, :5], [y, z], sample_weight=[x[:, 1] ** 2] * 2, verbose=0)
         return model.fit(x, [y, z], batch_size=10, epochs=2, verbose=0).history
 
     ours, wanted = history("auto"), history(1)
