@@ -4,8 +4,8 @@
 
 writes docs/images/idea.svg, and from the tables of the pages memory.svg
 (docs/whole_batches.md), keras_memory.svg (docs/keras_batches.md), performance.svg and
-keras.svg (the pages of their names). The background is transparent and the colors are readable on white and on black. The same
-numbers give the same files. Needs matplotlib.
+keras.svg (the pages of their names). The background is transparent and the colors are
+readable on white and on black. The same numbers give the same files. Needs matplotlib.
 """
 
 import pathlib

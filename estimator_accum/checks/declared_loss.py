@@ -201,13 +201,19 @@ def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation
 
 def _is_zero(tensor: tf.Tensor) -> bool:
     """Returns whether a term is multiplied by a constant 0."""
-    while tensor.op.type in {*_OF_FIRST, *SHOWN, "Cast", "Neg", "Reshape"}:
-        tensor = tensor.op.inputs[0]
-    inputs = tensor.op.inputs if tensor.op.type in SCALING else ()
-    values = [tf.get_static_value(factor) for factor in inputs]
-    if any(value is not None and not value.any() for value in values):
-        return True
-    return any(map(_is_zero, inputs))
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        operation = waiting.pop()
+        inputs = [] if operation in seen else list(operation.inputs)
+        seen.add(operation)
+        if operation.type in {*_OF_FIRST, *SHOWN, "Cast", "Neg", "Reshape"}:
+            waiting += [tensor.op for tensor in inputs[:1]]
+        elif operation.type in SCALING:
+            values = [tf.get_static_value(tensor) for tensor in inputs]
+            if any(value is not None and not value.any() for value in values):
+                return True
+            waiting += [tensor.op for tensor in inputs]
+    return False
 
 
 def _scales(operation: tf.Operation) -> Iterator[float | None]:

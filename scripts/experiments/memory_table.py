@@ -4,9 +4,10 @@
     python scripts/experiments/memory_table.py --models keras --micro_batches 2 4 8 16
 
 Trains each model on batches of one size: with the plain Estimator, or the plain model of
-Keras, and unchanged inside `microbatch_model_fn` or `microbatch`. Each run has its own process. Memory is the peak of the model: all
-tensors that are alive at the same time, variables included, as TensorFlow's best-fit
-allocator counts them. Prints a Markdown table [MB].
+Keras, and unchanged inside `microbatch_model_fn` or `microbatch`. Each run has its own
+process. Memory is the peak of the model: all tensors that are alive at the same time,
+variables included, as TensorFlow's best-fit allocator counts them. Prints a Markdown
+table [MB].
 """
 
 import argparse
@@ -21,7 +22,7 @@ if __name__ == "__main__":  # a clone runs without installation
 from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
 from scripts.benchmarks.base import run_script, started
 
-# The best-fit allocator counts the bytes of tensors; oneDNN would have an allocator of its own.
+# The best-fit allocator counts the bytes of tensors; oneDNN would have one of its own.
 _COUNTED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _UPDATES = 2  # the sums of one are still in memory in the next
 _DEFAULT = [1, 4, 16]
