@@ -239,7 +239,8 @@ class _World:
         self.progress, self.max_steps = Progress(0, 0, 0), []
         names = [field.name for field in dataclasses.fields(training.Run)]
         parts = dict.fromkeys(names) | {"settings": settings, "cluster": Cluster()}
-        self.run = training.Run(**parts | {"description": {}, "windows": windows})
+        parts |= {"description": {}, "windows": windows, "hooks": ()}
+        self.run = training.Run(**parts)
         monkeypatch.setattr(training, "make_estimator", lambda *_: self)
         monkeypatch.setattr(training, "read_progress", lambda _: self.progress)
         monkeypatch.setattr(training, "train_input_fn", lambda *_, **__: None)

@@ -120,7 +120,10 @@ def test_all_tasks_done_is_0_and_their_lines_have_their_names(launch, output_dir
 
 
 def test_servers_end_behind_the_tasks_that_use_them(launch, output_dir):
-    body = "if task == 'ps': wait_for('what never comes')"
+    body = """
+if task == "ps": wait_for("what never comes")
+while len((folder / "starts").read_text().splitlines()) < 5: time.sleep(0.01)
+"""
     code, _ = launch(body, "--workers=2", "--ps=2", "--evaluator")
     starts = _starts(output_dir)
     assert code == 0 and len(starts) == 5
