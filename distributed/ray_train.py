@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ray.train.tensorflow import TensorflowTrainer
 
 PROGRAMS = ("distributed.main", "housing_example.main", "bert_finetune.run_classifier")
+_QUESTIONS = {"--print_config", "--version"}  # to which the program has an answer
 _STRATEGY = "multi_worker"
 _CHECKPOINTS = 5  # as Estimator keeps
 
@@ -71,20 +72,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(flags: argparse.Namespace) -> None:
-    if asks_for_help(flags.arguments):
-        importlib.import_module(flags.program).main([flags.program, "--help"])
-        return
-    if not {"--print_config", "--version"}.isdisjoint(flags.arguments):
+    if asks_for_help(flags.arguments) or not _QUESTIONS.isdisjoint(flags.arguments):
         importlib.import_module(flags.program).main([flags.program, *flags.arguments])
         return
     settings, _ = _read(flags.program, flags.arguments, flags.num_workers)
     with quiet_import(flags.arguments):  # of TensorFlow, by Ray
         from ray import train
     make_run_folder(settings.output_dir)
-    with locked(
-        settings.output_dir
-    ):  # refuses a folder in use; a worker locks it later
-        pass
+    with locked(settings.output_dir):  # refuses a folder in use
+        pass  # a worker locks it later
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of workers on this machine
     trainer = make_trainer(

@@ -12,6 +12,7 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import distributed
 from distributed import ray_train
@@ -67,6 +68,16 @@ def test_help_of_a_program_is_its_own(capsys):
     assert "usage: python -m distributed.main" in capsys.readouterr().out
 
 
+def test_questions_to_a_program_train_nothing(capsys, tmp_path):
+    folder = tmp_path / "new"
+    flags = ["distributed.main", f"--output_dir={folder}", "--print_config"]
+    assert ray_train.main(flags) == 0
+    assert '"strategy": "multi_worker"' in capsys.readouterr().out
+    assert ray_train.main(["distributed.main", "--version"]) == 0
+    assert "estimator-accum 1" in capsys.readouterr().out
+    assert not folder.exists()
+
+
 @pytest.fixture
 def reports(monkeypatch):
     """Metrics, and update of the checkpoint, of each report to a stand-in for Ray."""
@@ -102,6 +113,13 @@ def test_each_checkpoint_is_reported_once_with_the_metrics_of_its_update(
     assert "loss" in metrics[0] and "eval_accuracy" in metrics[1] - metrics[0]
     worker.train_program(config)  # it is trained already: its last report was lost
     assert reports[2:] == reports[1:2]
+
+
+def test_a_session_without_a_known_saver_is_refused(reports):
+    worker = importlib.import_module("distributed.ray_worker")
+    sentence = "Received: an empty collection. Add the Scaffold's saver"
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=sentence):
+        worker.RayReport().after_create_session(None, None)
 
 
 @pytest.mark.slow
