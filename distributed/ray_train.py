@@ -24,6 +24,7 @@ if __name__ == "__main__":  # can be run from any folder
 
 from absl import flags as absl_flags
 
+from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.command_line import (
     OneSentenceParser,
     aligned,
@@ -75,9 +76,16 @@ def _train(flags: argparse.Namespace) -> None:
     if asks_for_help(flags.arguments) or not _QUESTIONS.isdisjoint(flags.arguments):
         importlib.import_module(flags.program).main([flags.program, *flags.arguments])
         return
-    settings, _ = _read(flags.program, flags.arguments, flags.num_workers)
-    with quiet_import(flags.arguments):  # of TensorFlow, by Ray
+    workers = ("localhost",) * flags.num_workers  # Ray will know the addresses
+    settings, _ = _read(flags.program, flags.arguments, [len(workers)])
+    with quiet_import(flags.arguments):
+        import tensorflow as tf
         from ray import train
+    # Ray retries errors of workers, so that all is checked here first.
+    tf.config.set_visible_devices([], "GPU")  # they are the workers'
+    cluster = Cluster(workers=workers, task_type="worker")
+    program = importlib.import_module(flags.program).PROGRAM
+    program.prepare(settings, cluster, [flags.program, *flags.arguments])
     make_run_folder(settings.output_dir)
     with locked(settings.output_dir):  # refuses a folder in use
         pass  # a worker locks it later
@@ -113,7 +121,8 @@ def make_trainer(
     Args:
         program: Module of the program, one of `PROGRAMS`.
         arguments: Its flags.
-        scaling_config: Ray's `ScalingConfig`, with the number of workers.
+        scaling_config: Ray's `ScalingConfig`, with the number of workers, or with the
+            least and the largest one.
         **options: Further arguments of `TensorflowTrainer`, such as `run_config`.
 
     Raises:
@@ -128,13 +137,18 @@ def make_trainer(
         )
         result = trainer.fit()
     """
+    sizes = scaling_config.num_workers
+    first, last = sizes if isinstance(sizes, tuple) else (sizes, sizes)
+    if not 1 <= first <= last:
+        raise ValueError(
+            "`num_workers` must be an integer >= 1, or the least and the largest one. "
+            f"Received: {sizes}. ScalingConfig(num_workers=2) has two workers."
+        )
+    settings, verbosity = _read(program, arguments, range(first, last + 1))
     with quiet_import(arguments):
         from ray.train.tensorflow import TensorflowTrainer
 
         from distributed.ray_worker import WatchedConfig, train_program
-    sizes = scaling_config.num_workers
-    smallest = sizes[0] if isinstance(sizes, tuple) else sizes
-    settings, verbosity = _read(program, arguments, smallest)
     values = settings.as_flags() | {"verbosity": verbosity}
     values["output_dir"] = os.path.abspath(settings.output_dir)  # not the worker's
     config = {
@@ -151,15 +165,16 @@ def make_trainer(
 
 
 def _read(
-    name: str, arguments: Sequence[str], num_workers: int
+    name: str, arguments: Sequence[str], sizes: Sequence[int]
 ) -> tuple[RunSettings, int]:
-    """Returns the settings of a program, and its verbosity."""
+    """Returns the settings of a program, for all numbers of workers; and its verbosity."""
     program = importlib.import_module(name).PROGRAM
     values = program.flags()
     argv = [name, f"--strategy={_STRATEGY}", *arguments]
     try:
         settings = read_settings_of(program.settings, values, argv)
-        settings.batches(num_workers)
+        for size in sizes:
+            settings.batches(size)
     except (absl_flags.Error, ValueError, TypeError) as error:
         raise ValueError(sentence(error, values)) from error
     if settings.strategy != _STRATEGY:

@@ -80,7 +80,8 @@ def train_program(config: Mapping[str, Any]) -> None:
     if results:
         print(results.rstrip("\n"))
     folder = pathlib.Path(settings.output_dir)
-    report.send(_evaluated(folder), _last_checkpoint(folder))
+    checkpoint = _last_checkpoint(folder)
+    report.send(_evaluated(folder, checkpoint), checkpoint)
 
 
 def _last_checkpoint(output_dir: pathlib.Path) -> str | None:
@@ -89,12 +90,16 @@ def _last_checkpoint(output_dir: pathlib.Path) -> str | None:
     return tf.train.latest_checkpoint(models[0].parent) if models else None
 
 
-def _evaluated(output_dir: pathlib.Path) -> dict[str, float]:
-    """Returns the metrics of `eval_results.txt` by name, such as eval_accuracy."""
+def _evaluated(output_dir: pathlib.Path, checkpoint: str | None) -> dict[str, float]:
+    """Returns a checkpoint's metrics by name, such as eval_accuracy, if it has any."""
     path = output_dir / EVAL_RESULTS
-    lines = path.read_text().splitlines() if path.exists() else []
-    pairs = (line.split(" = ") for line in lines)
-    return {f"eval_{n.removeprefix('eval_')}": float(value) for n, value in pairs}
+    if checkpoint is None or not path.exists():
+        return {}
+    pairs = (line.split(" = ") for line in path.read_text().splitlines())
+    values = {name: float(value) for name, value in pairs}
+    if values["global_step"] != tf.train.load_variable(checkpoint, "global_step"):
+        return {}  # they are of an earlier run, or of the best checkpoint
+    return {f"eval_{name.removeprefix('eval_')}": values[name] for name in values}
 
 
 class RayReport(tf.compat.v1.train.SessionRunHook):

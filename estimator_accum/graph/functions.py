@@ -59,11 +59,12 @@ def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
     return [
         operation
         for operation in operations
-        if _has_own_gradient(operation.node_def)
-        or any(map(_has_own_gradient, nodes_of(functions_of(operation), library)))
+        if has_own_gradient(operation.node_def)
+        or any(map(has_own_gradient, nodes_of(functions_of(operation), library)))
     ]
 
 
-def _has_own_gradient(node) -> bool:
+def has_own_gradient(node) -> bool:
+    """Returns whether a user wrote the gradient of a node."""
     name = node.attr[OWN_GRADIENT].s if OWN_GRADIENT in node.attr else b""
     return bool(name) and b"PartitionedCall" not in name  # of a tf.function

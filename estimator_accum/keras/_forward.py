@@ -303,7 +303,7 @@ def _check_own_gradients(
 
     graph = tf.function(backward).get_concrete_function(specs, arriving).graph
     with graph.as_default():
-        check_own_gradients(*arguments, "train with accumulate()")
+        check_own_gradients(*arguments, "train with accumulate()", must_sum=True)
 
 
 def _sentence(operation: tf.Operation, reason: str) -> str:

@@ -159,7 +159,8 @@ def _run_all(number, run: Callable) -> tuple[list[Gradient | None], list[tf.Tens
 
     def add(i, totals, arrays):
         more, parts = split(*run(i))
-        totals = [total + value for total, value in zip(totals, more, strict=True)]
+        # An Add of [1, n] may be fused to a product as its bias, and fail at run time.
+        totals = [tf.add_n(pair) for pair in zip(totals, more, strict=True)]
         return i + 1, totals, _write(arrays, i, parts)
 
     # TensorFlow orders no calls that only read variables: the first micro-batch and the

@@ -72,6 +72,7 @@ class Analysis:
         origins: The operations that mix examples, in the order of the graph.
         combining: (operation, its own or that of its body), where what is mixed meets
             rows, or rows become as many mixed ones.
+        bodies: The analyses of functions, by the operation that calls one and its graph.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Analysis:
         new_seeds: Iterable[tf.Tensor] | None = None,
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
+        self.bodies = {}
         self._states, self._values, self._dims = dict(states), {}, {}
         self._seen, self._known = set(), set()
         for part in parts:
@@ -165,7 +167,7 @@ class Analysis:
 
     def analyze(self, tensors: Iterable[tf.Tensor]) -> None:
         """Finds the states of `tensors` and of all that they are computed from."""
-        order = _in_order([tensor.op for tensor in tensors])
+        order = in_order([tensor.op for tensor in tensors])
         has_loop = any(op.type == "NextIteration" for op in order)
         for _ in range(MOST_ROUNDS):
             self._has_changed = False
@@ -200,6 +202,7 @@ class Analysis:
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
+        self.bodies = {}
         fixed = {*self._given, *self._known}
         for facts in (self._values, self._dims):
             for key in [key for key in facts if key not in fixed]:
@@ -346,6 +349,7 @@ class Analysis:
                 body.set_dims(inner, states[i], dims if is_same else [None] * len(dims))
         body._given = frozenset(tensor.ref() for tensor in graph.inputs)
         body.analyze(graph.outputs)
+        self.bodies[operation, graph] = body  # a loop's last round stays
         self.combining += [(operation, inner) for _, inner in body.combining]
         if body.guards:
             raise Mixed("rows are looked up by number inside a function")
@@ -365,7 +369,7 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
 
 
-def _in_order(roots: list[tf.Operation]) -> list[tf.Operation]:
+def in_order(roots: list[tf.Operation]) -> list[tf.Operation]:
     """Returns `roots` and the operations that they are computed from, inputs first.
 
     The order of creation is another one: tf.cond of TensorFlow 1 sets inputs later. A

@@ -56,7 +56,7 @@ def terms_of(
     if operation.type == "L2Loss" and kinds[0] == "rows":
         return [Sum(tensor, (*factors, 0.5))]
     if operation.type == "Sum" and kinds[0] == "rows":
-        return [Sum(tensor, factors) if _sums_rows(analysis, operation) else None]
+        return [Sum(tensor, factors) if sums_rows(analysis, operation) else None]
     if operation.type == "Mean":
         return terms_of(analysis, first, (*factors, _share(operation)))
     if operation.type in {"Sum", *SHOWN} or (
@@ -64,7 +64,7 @@ def terms_of(
     ):
         return terms_of(analysis, first, factors)
     if operation.type in ("Einsum", "MatMul"):
-        return [Sum(tensor, factors) if _combines_rows(analysis, operation) else None]
+        return [Sum(tensor, factors) if combines_rows(analysis, operation) else None]
     if operation.type in SCALING and sorted(kinds) == ["fixed", "mixed"]:
         place = kinds.index("mixed")
         if operation.type != "Mul" and place:
@@ -90,7 +90,7 @@ def _share(operation: tf.Operation) -> float | None:
     return after / before if before and after else None
 
 
-def _sums_rows(analysis: Analysis, operation: tf.Operation) -> bool:
+def sums_rows(analysis: Analysis, operation: tf.Operation) -> bool:
     """Returns whether a sum of a tensor with rows is over these."""
     axes, rank = analysis.value(operation.inputs[1]), operation.inputs[0].shape.rank
     if axes is None or rank is None:
@@ -99,7 +99,7 @@ def _sums_rows(analysis: Analysis, operation: tf.Operation) -> bool:
     return rows in {int(axis) % rank for axis in axes.flat}
 
 
-def _combines_rows(analysis: Analysis, operation: tf.Operation) -> bool:
+def combines_rows(analysis: Analysis, operation: tf.Operation) -> bool:
     """Returns whether a product of two tensors with rows sums over these."""
     labels = _labels(operation)
     states = [analysis.state(tensor) for tensor in operation.inputs]

@@ -14,6 +14,7 @@ from estimator_accum.graph.internals import (
 )
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.own_sums import check_own_sums
 
 
 def results_with_own_gradients(
@@ -41,6 +42,7 @@ def check_own_gradients(
     pairs: list[tuple[tf.Tensor, tf.Tensor | tf.IndexedSlices | None]],
     gradients: list,
     remedy: str,
+    must_sum: bool = False,
 ) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
@@ -50,6 +52,8 @@ def check_own_gradients(
             the results with own gradients are among them.
         gradients: Gradients of variables; some may be None.
         remedy: End of the error's last sentence.
+        must_sum: Whether the gradients that it has for variables must be proved to be
+            sums over the examples. Else their numbers are to be compared.
     """
     customized = _customized([tensor for tensor, _ in pairs])
     parts = tf.nest.flatten(gradients, expand_composites=True)
@@ -82,6 +86,8 @@ def check_own_gradients(
             f"Received: {operation.name} of type {inner.type}, which combines "
             f"examples. {remedy.capitalize()}."
         )
+    if must_sum:
+        check_own_sums(backward, parts, customized, remedy)
 
 
 def _customized(rows: list[tf.Tensor]) -> list[tf.Operation]:

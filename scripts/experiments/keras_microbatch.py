@@ -3,8 +3,8 @@
     python scripts/experiments/keras_microbatch.py --keras=tf_keras
 
 Trains 30 updates in float64 for each loss and kind of model, on batches of 10, 8, 6 and 1
-examples: cut in 4, they have 4 micro-batches of unequal or equal sizes, 3 and 1. Prints
-the largest difference of weights, slots, losses and metrics as a Markdown table. Then
+examples, in 3 and in 4 micro-batches: some sizes are unequal, and some batches have fewer
+micro-batches. Prints the largest difference of weights, slots, losses and metrics as a Markdown table. Then
 compares the masks of dropout in the two passes of a loss that compares examples. Fails if
 a difference is above 1e-11, or if a mask differs.
 """
@@ -23,7 +23,7 @@ from tests.helpers.models.keras_cut import LOSSES, MODELS, difference, masks, tr
 
 _LIMIT = 1e-11
 _SIZES, _EPOCHS = (10, 8, 6, 1, 1), 6  # 30 updates
-_CUT = 4
+_CUTS = (3, 4)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,13 +32,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keras", default="keras", help="module: keras or tf_keras")
     parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--cuts", nargs="+", type=int, default=[_CUT])
+    parser.add_argument("--cuts", nargs="+", type=int, default=_CUTS)
     parser.add_argument("--repeats", type=int, default=1, help="runs of each case")
     flags = parser.parse_args(arguments)
     keras = importlib.import_module(flags.keras)
     print(f"| {keras.__version__} | {' | '.join(flags.models)} |")
     print(f"|{'---|' * (1 + len(flags.models))}")
-    largest, cuts = 0.0, flags.cuts * flags.repeats
+    largest, cuts = 0.0, [*flags.cuts] * flags.repeats
     for loss in flags.losses:
         cells = []
         for model in flags.models:

@@ -6,6 +6,7 @@ scripts/release_check runs the test that starts Ray, and .ci/run the others.
 
 import importlib
 import importlib.util
+import json
 import re
 import sys
 import types
@@ -63,6 +64,46 @@ def test_without_ray_one_sentence_names_the_extra(capsys, monkeypatch, tmp_path)
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    "num_workers, said",
+    [
+        (0, "an integer >= 1, or the least and the largest one. Received: 0."),
+        ((3, 2), "Received: (3, 2)."),
+        ((2, 7), "for each micro-step"),  # 6 examples an update are too few for 7
+    ],
+)
+def test_all_numbers_of_workers_must_fit(num_workers, said):
+    scaling = types.SimpleNamespace(num_workers=num_workers)
+    flags = ["--effective_batch_size=6"]
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ray_train.make_trainer("distributed.main", flags, scaling)
+
+
+@pytest.mark.parametrize(
+    "files, flags, said",
+    [
+        (
+            {},
+            ["--data_dir=nowhere"],
+            "`--data_dir` must be a folder. Received: nowhere",
+        ),
+        (
+            {"run_settings.json": '{"seed": 2}'},
+            [],
+            "`--output_dir` must be new or hold a run with the same settings.",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_start_no_worker(
+    capsys, tmp_path, reports, files, flags, said
+):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    folder = f"--output_dir={tmp_path}"
+    assert said in _refusal(capsys, "distributed.main", folder, *flags)
+    assert {path.name for path in tmp_path.iterdir()} == {*files}
+
+
 def test_help_of_a_program_is_its_own(capsys):
     assert ray_train.main(["distributed.main", "--help"]) == 0
     assert "usage: python -m distributed.main" in capsys.readouterr().out
@@ -95,8 +136,8 @@ def reports(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.train", train)
     monkeypatch.setitem(sys.modules, "ray.train.tensorflow", train.tensorflow)
     yield received
-    sys.modules.pop("distributed.ray_worker")
-    del distributed.ray_worker
+    sys.modules.pop("distributed.ray_worker", None)
+    vars(distributed).pop("ray_worker", None)
 
 
 @pytest.mark.slow
@@ -113,6 +154,30 @@ def test_each_checkpoint_is_reported_once_with_the_metrics_of_its_update(
     assert "loss" in metrics[0] and "eval_accuracy" in metrics[1] - metrics[0]
     worker.train_program(config)  # it is trained already: its last report was lost
     assert reports[2:] == reports[1:2]
+
+
+def test_the_first_models_last_checkpoint_is_reported_with_its_own_metrics(
+    tmp_path, reports
+):
+    worker = importlib.import_module("distributed.ray_worker")
+    assert worker._last_checkpoint(tmp_path) is None
+    for name in "with", "without", "without/older":
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train_metrics.csv").touch()
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            tf.compat.v1.train.create_global_step()
+            session.run(tf.compat.v1.global_variables_initializer())
+            tf.compat.v1.train.Saver().save(session, str(folder / "model.ckpt"), 0)
+    path = worker._last_checkpoint(tmp_path)
+    assert path == str(tmp_path / "with" / "model.ckpt-0")
+    assert worker._evaluated(tmp_path, path) == {}
+    results, text = tmp_path / "eval_results.txt", "accuracy = 0.5\nglobal_step = "
+    results.write_text(f"{text}0\n")
+    expected = {"eval_accuracy": 0.5, "eval_global_step": 0.0}
+    assert worker._evaluated(tmp_path, path) == expected
+    results.write_text(f"{text}1\n")
+    assert worker._evaluated(tmp_path, path) == {}
 
 
 def test_a_session_without_a_known_saver_is_refused(reports):
@@ -150,3 +215,26 @@ def test_killed_workers_restart_and_get_the_same_bits(tmp_path, request):
     assert examples_seen(folder) == examples_seen(quiet)
     [checkpoint] = re.findall(r"(?m)^checkpoint: (.*)", done.stdout)
     assert values(checkpoint)["update_step"] == 40
+
+
+@pytest.mark.slow
+def test_a_model_fn_of_ones_own_trains_through_a_loss(tmp_path):
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'estimator-accum[ray]'")
+    program = running.PROGRAMS / "ray_model_fn.py"
+    quiet = tmp_path / "quiet"
+    quiet.mkdir()
+    (quiet / "death").touch()
+    results = []
+    with programs.real_starts():
+        for folder in tmp_path, quiet:
+            done = running.run(program, folder, RAY_AUTH_MODE="disabled")
+            assert done.returncode == 0
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+    assert (tmp_path / "death").exists()
+    ours, theirs = (values(folder / "run") for folder in (tmp_path, quiet))
+    assert ours.keys() == theirs.keys() and ours["update_step"] == 6
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    for result in results:
+        assert values(result["path"])["update_step"] == 6

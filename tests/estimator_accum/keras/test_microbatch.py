@@ -600,6 +600,113 @@ def test_a_gradient_of_each_example_may_be_of_its_own(keras, make):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
 
 
+def _own_weight(change):
+    """A product with a weight whose gradient is changed."""
+
+    @tf.custom_gradient
+    def identity(w):
+        return tf.identity(w), change
+
+    return lambda x, w: tf.matmul(x, identity(w))
+
+
+def _own_product(change):
+    """A product whose gradient with respect to its weight is changed."""
+
+    @tf.custom_gradient
+    def product(x, w):
+        def gradient(dy):
+            by_w = tf.matmul(x, dy, transpose_a=True)
+            return tf.matmul(dy, w, transpose_b=True), change(by_w)
+
+        return tf.matmul(x, w), gradient
+
+    return product
+
+
+def _weighted(keras, function):
+    class Weighted(keras.layers.Layer):
+        def build(self, shape):
+            start = keras.initializers.GlorotUniform(seed=0)
+            self.w = self.add_weight(shape=[5, 5], initializer=start, name="w")
+
+        def call(self, x):
+            return function(x, tf.convert_to_tensor(self.w))
+
+    return Weighted()
+
+
+def _within(call, function):
+    return lambda x, w: call(lambda x: function(x, w), x)
+
+
+def _of_places(dy):
+    """Is linear by many operations."""
+    dy = tf.concat([dy[:2], tf.zeros([1, 5]), -dy[3:] / 2.0], 0)
+    dy = tf.where(tf.eye(5) > 0, dy, tf.zeros([5, 5]))
+    return tf.transpose(tf.stack(tf.unstack(dy))) @ tf.ones([5, 5])
+
+
+def _of_bias(x, w):
+    @tf.custom_gradient
+    def add(x, b):
+        return x + b, lambda dy: (dy, 3.0 * tf.reduce_sum(dy, 0))
+
+    return add(x, w[0])
+
+
+_CHANGES = {
+    "clip": (lambda dy: tf.clip_by_value(dy, -1e-3, 1e-3), "Minimum"),
+    "norm": (lambda dy: dy / tf.norm(dy), "Mul"),
+    "decay": (lambda dy: dy + 0.1, "AddV2"),
+    "constant": (lambda dy: tf.ones_like(dy), ""),
+    "sign": (tf.sign, "Sign"),
+}
+
+
+@pytest.mark.parametrize("make", [_own_weight, _own_product])
+@pytest.mark.parametrize("name", _CHANGES)
+def test_a_gradient_of_a_weight_that_is_no_sum_is_refused(keras, name, make):
+    change, kind = _CHANGES[name]
+    model = microbatch(_built(keras, _weighted(keras, make(change))), 3)
+    with pytest.raises(
+        ValueError, match=f"be a sum over the examples.* of type {kind}"
+    ):
+        _trained(model, _batch(5), _batch(5))
+
+
+@pytest.mark.parametrize("call", [_called, _looped])
+def test_such_a_gradient_is_found_in_functions_and_loops(keras, call):
+    function = _within(call, _own_product(tf.sign))
+    model = microbatch(_built(keras, _weighted(keras, function)), 3)
+    with pytest.raises(ValueError, match="be a sum over the examples.* of type Sign"):
+        _trained(model, _batch(5), _batch(5))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _own_weight(lambda dy: 0.5 * dy),
+        _own_weight(_of_places),
+        _own_product(_of_places),
+        _own_product(tf.zeros_like),
+        _within(_called, _own_product(tf.negative)),
+        _within(_looped, _own_product(tf.negative)),
+        _within(_looped, lambda x, w: tf.nn.silu(x @ w)),
+        _of_bias,
+    ],
+)
+def test_a_gradient_of_a_weight_that_is_a_sum_is_exact(keras, function):
+    weights = []
+    for number in 1, 3:
+        keras.utils.set_random_seed(1)
+        model = _built(keras, keras.layers.Dense(5), _weighted(keras, function))
+        model = _trained(microbatch(model, number), _batch(5), _batch(5))
+        weights.append(model.get_weights())
+    for ours, whole in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+
+
 def _model_with_loss(keras, loss):
     class Own(keras.Model):
         def compute_loss(self, x=None, y=None, *args, **kwargs):
