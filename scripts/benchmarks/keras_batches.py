@@ -32,8 +32,8 @@ from scripts.benchmarks.base import serve
 from scripts.benchmarks.keras_fit import encoder
 from scripts.benchmarks.models import Size
 
-_PIXELS, _TOKENS, _CLASSES = 28, 64, 10
-_SIZE = Size(layers=4, hidden=128, heads=2, vocabulary=2000)
+_PIXELS, _TOKENS, _CLASSES = 28, 128, 10
+_SIZE = Size(layers=4, hidden=256, heads=4, vocabulary=2000)
 
 
 def main() -> None:
