@@ -81,8 +81,12 @@ def _train(flags: argparse.Namespace) -> None:
     with quiet_import(flags.arguments):
         import tensorflow as tf
         from ray import train
-    # Ray retries errors of workers, so that all is checked here first.
-    tf.config.set_visible_devices([], "GPU")  # they are the workers'
+    # Ray retries errors of workers, so that all is checked here first. Workers need the
+    # GPUs: with --use_gpu each sees one, as this process one CPU, else all of a machine.
+    if flags.use_gpu:
+        tf.config.set_visible_devices([], "GPU")
+    for gpu in tf.config.get_visible_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
     cluster = Cluster(workers=workers, task_type="worker")
     program = importlib.import_module(flags.program).PROGRAM
     program.prepare(settings, cluster, [flags.program, *flags.arguments])

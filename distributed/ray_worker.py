@@ -91,14 +91,19 @@ def _last_checkpoint(output_dir: pathlib.Path) -> str | None:
 
 
 def _evaluated(output_dir: pathlib.Path, checkpoint: str | None) -> dict[str, float]:
-    """Returns a checkpoint's metrics by name, such as eval_accuracy, if it has any."""
+    """Returns a checkpoint's metrics by name, such as eval_accuracy, if it has any.
+
+    Without a checkpoint they are those of another one, which is evaluated alone.
+    """
     path = output_dir / EVAL_RESULTS
-    if checkpoint is None or not path.exists():
+    if not path.exists():
         return {}
     pairs = (line.split(" = ") for line in path.read_text().splitlines())
     values = {name: float(value) for name, value in pairs}
-    if values["global_step"] != tf.train.load_variable(checkpoint, "global_step"):
-        return {}  # they are of an earlier run, or of the best checkpoint
+    if checkpoint is not None:
+        step = tf.train.load_variable(checkpoint, "global_step")
+        if step != values.get("global_step"):
+            return {}  # they are of an earlier run, or of the best checkpoint
     return {f"eval_{name.removeprefix('eval_')}": values[name] for name in values}
 
 

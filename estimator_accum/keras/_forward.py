@@ -25,9 +25,11 @@ from estimator_accum.graph.writers import writes, writing
 from estimator_accum.microbatch.repeatable import is_repeatable
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.own_gradients import (
+    changed_by_own_gradients,
     check_own_gradients,
     results_with_own_gradients,
 )
+from estimator_accum.rows.own_sums import DERIVATIVES
 from estimator_accum.rows.states import State
 
 _ROWS = State("rows", 0)
@@ -46,6 +48,7 @@ class Forward(NamedTuple):
             that Keras sets, or the type of operation that makes the output from it.
         seeds: Variables from which random numbers come, and which a pass moves.
         draws: Whether random numbers come from the function's seed.
+        has_own_gradients: Whether somebody wrote the gradient of an operation.
     """
 
     function: Callable[..., list[tf.Tensor]]
@@ -53,6 +56,7 @@ class Forward(NamedTuple):
     companions: list[tuple[int, str]]
     seeds: list[tf.Variable]
     draws: bool
+    has_own_gradients: bool
 
     def dressed(self, flat: list[tf.Tensor]) -> Any:
         """Returns outputs as the model returns them, with all that losses look for.
@@ -124,9 +128,13 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     _check_rows(function.graph, len(flat), [seed, *(handle for handle, _ in moved)])
     seeds = [variable for _, variable in moved]
     variables = keras_model.trained_variables(model)
-    _check_own_gradients(forward, function, specs, variables, seeds)
+    with function.graph.as_default():
+        operations = function.graph.get_operations()
+        has_own_gradients = bool(operations_with_own_gradients(operations))
+    if has_own_gradients:
+        _check_own_gradients(forward, function, specs, variables, seeds)
     draws = bool(seed.consumers())
-    return Forward(function, structure[0], companions, seeds, draws)
+    return Forward(function, structure[0], companions, seeds, draws, has_own_gradients)
 
 
 def _beside(output: tf.Tensor, is_eager: bool) -> Iterator[tuple[str, tf.Tensor]]:
@@ -273,14 +281,12 @@ def _check_own_gradients(
         variables: The trained variables.
         seeds: Variables that the pass moves.
     """
-    with traced.graph.as_default():
-        customized = operations_with_own_gradients(traced.graph.get_operations())
     arriving = [
         tf.TensorSpec(output.shape, output.dtype)
         for output in traced.outputs
         if output.dtype.is_floating
     ]
-    if not (customized and variables and arriving):
+    if not (variables and arriving):
         return
     arguments = []
 
@@ -293,17 +299,26 @@ def _check_own_gradients(
         analysis.analyze(outputs)
         sources = [handle for handle, _ in _captures(graph, variables)]
         results = results_with_own_gradients(analysis, outputs, sources)
-        gradients = tf.gradients(outputs, [*variables, *results], grad_ys=arriving)
-        number = len(variables)
-        pairs = zip([*outputs, *results], [*arriving, *gradients[number:]], strict=True)
-        arguments[:] = [analysis, list(pairs), gradients[:number]]
+        changed = changed_by_own_gradients(outputs, sources)
+        gradients = tf.gradients(
+            outputs,
+            [*variables, *results, *changed],
+            grad_ys=arriving,
+            name=DERIVATIVES,
+        )
+        number, end = len(variables), len(variables) + len(results)
+        pairs = zip(
+            [*outputs, *results], [*arriving, *gradients[number:end]], strict=True
+        )
+        remedy = "train with accumulate()"
+        arguments[:] = analysis, [*pairs], gradients[:number], remedy, gradients[end:]
 
     def backward(flat, arriving):
         derive(flat, forward(*flat), arriving)
 
     graph = tf.function(backward).get_concrete_function(specs, arriving).graph
     with graph.as_default():
-        check_own_gradients(*arguments, "train with accumulate()", must_sum=True)
+        check_own_gradients(*arguments)
 
 
 def _sentence(operation: tf.Operation, reason: str) -> str:

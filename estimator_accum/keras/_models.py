@@ -64,6 +64,11 @@ class Model2:
         return internals.losses_of_2(model, output)
 
     @staticmethod
+    def scales_losses(model) -> bool:
+        """Returns whether the gradient of a loss may be another one than 1."""
+        return hasattr(model.optimizer, "get_scaled_loss")
+
+    @staticmethod
     def part_of_replica() -> float:
         """Returns the factor of a loss's mean, which sums over replicas follow."""
         return 1 / tf.distribute.get_strategy().num_replicas_in_sync
@@ -139,6 +144,12 @@ class Model3:
     def losses_of(model, output, target) -> list:
         """Returns (loss, weight) of each output, as `compile` got them."""
         return internals.losses_of_3(model, output, target)
+
+    @staticmethod
+    def scales_losses(model) -> bool:
+        """Returns whether the gradient of a loss may be another one than 1."""
+        factor = getattr(model.optimizer, "loss_scale_factor", None)
+        return factor is not None or hasattr(model.optimizer, "inner_optimizer")
 
     @staticmethod
     def part_of_replica() -> float:

@@ -50,6 +50,8 @@ def row_loss_of(
         and all(name != internals.MASK for _, name in forward.companions)
         and all(_is_dense(value) and value.shape[0] == rows for value in targets)
         and not _is_in_float16(forward.function.graph)
+        # A gradient that somebody wrote, such as a clipped one, may not be linear.
+        and not (forward.has_own_gradients and keras_model.scales_losses(model))
     )
     if not is_plain:
         return None

@@ -166,7 +166,7 @@ def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -
     except BrokenPipeError:  # `| head` has read enough
         discard_stdout()
         return 128 + signal.SIGPIPE
-    except (TypeError, ValueError, OSError, ModuleNotFoundError) as error:
+    except (TypeError, ValueError, OSError, ImportError) as error:
         said = path_sentence(error) or missing_package(error)
         if said is None and isinstance(error, ModuleNotFoundError):
             raise

@@ -212,7 +212,9 @@ class Analysis:
             self._seen.add(operation)
 
     def _step(self, operation: tf.Operation) -> None:
-        if any(output.ref() in self._given for output in operation.outputs):
+        given = [output.ref() in self._given for output in operation.outputs]
+        # A call may have further results.
+        if all(given) if operation.type in CALLERS else any(given):
             return
         if hasattr(operation, ROWS_ATTRIBUTE):
             self._put(operation, State("rows", 0))
@@ -280,6 +282,8 @@ class Analysis:
         if isinstance(states, State):
             states = [states] * len(operation.outputs)
         for output, state in zip(operation.outputs, states, strict=True):
+            if output.ref() in self._given:
+                continue
             has_rows = state.kind == "rows" and output.shape.rank is not None
             # A shape without that axis is that of operands that do not fit.
             if has_rows and output.shape.as_list()[state.axis :][:1] != [None]:

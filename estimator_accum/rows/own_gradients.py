@@ -6,7 +6,10 @@ that somebody wrote is looked at by itself, from rows that are proved on.
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import operations_with_own_gradients
+from estimator_accum.graph.functions import (
+    has_own_gradient,
+    operations_with_own_gradients,
+)
 from estimator_accum.graph.internals import (
     context_of,
     gradient_scope_of,
@@ -42,7 +45,7 @@ def check_own_gradients(
     pairs: list[tuple[tf.Tensor, tf.Tensor | tf.IndexedSlices | None]],
     gradients: list,
     remedy: str,
-    must_sum: bool = False,
+    returned: list | None = None,
 ) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
@@ -52,12 +55,12 @@ def check_own_gradients(
             the results with own gradients are among them.
         gradients: Gradients of variables; some may be None.
         remedy: End of the error's last sentence.
-        must_sum: Whether the gradients that it has for variables must be proved to be
-            sums over the examples. Else their numbers are to be compared.
+        returned: What such gradients return for all that is computed from variables, of
+            which a proof is needed that it is a sum over the examples; some may be None.
+            Without it, numbers are to be compared.
     """
     customized = _customized([tensor for tensor, _ in pairs])
-    parts = tf.nest.flatten(gradients, expand_composites=True)
-    parts = [part for part in parts if part is not None]
+    parts = _tensors_of(gradients)
     if not customized or not parts:
         return
     for operation in customized:
@@ -79,15 +82,41 @@ def check_own_gradients(
         if isinstance(gradient, tf.Tensor) and not is_own(gradient.op)
     }
     backward = analysis.with_states(states)
-    backward.analyze(parts)
+    own_parts = _tensors_of(returned or [])
+    backward.analyze([*parts, *own_parts])
     for operation, inner in filter(lambda pair: is_own(pair[0]), backward.combining):
         raise ValueError(
             "A tf.custom_gradient must be computed for each example by itself. "
             f"Received: {operation.name} of type {inner.type}, which combines "
             f"examples. {remedy.capitalize()}."
         )
-    if must_sum:
-        check_own_sums(backward, parts, customized, remedy)
+    if returned is not None:
+        check_own_sums(backward, parts, own_parts, customized, remedy)
+
+
+def changed_by_own_gradients(
+    rows: list[tf.Tensor], sources: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns inputs for which a gradient that somebody wrote returns one.
+
+    Args:
+        rows: Tensors of the forward pass.
+        sources: Tensors from which inputs must be computed.
+    """
+    computed = data_descendants(sources)
+    return [
+        tensor
+        for operation in _customized(rows)
+        if has_own_gradient(operation.node_def) and context_of(operation) is None
+        for tensor in operation.inputs
+        if tensor.op in computed
+        and (tensor.dtype.is_floating or tensor.dtype.is_complex)
+    ]
+
+
+def _tensors_of(gradients: list) -> list[tf.Tensor]:
+    parts = tf.nest.flatten(gradients, expand_composites=True)
+    return [part for part in parts if part is not None]
 
 
 def _customized(rows: list[tf.Tensor]) -> list[tf.Operation]:

@@ -178,6 +178,7 @@ def test_the_first_models_last_checkpoint_is_reported_with_its_own_metrics(
     assert worker._evaluated(tmp_path, path) == expected
     results.write_text(f"{text}1\n")
     assert worker._evaluated(tmp_path, path) == {}
+    assert worker._evaluated(tmp_path, None)["eval_accuracy"] == 0.5  # evaluated alone
 
 
 def test_a_session_without_a_known_saver_is_refused(reports):

@@ -89,7 +89,7 @@ def _parts(keras, loss, shape=(3,), **options):
         y = tf.argmax(y, -1)
     weights = tf.abs(tf.constant(_batch(*shape[:rank])))
     function = types.SimpleNamespace(graph=tf.Graph(), outputs=[output])
-    forward = Forward(function, output, [], [], draws=False)
+    forward = Forward(function, output, [], [], draws=False, has_own_gradients=False)
     family = _models.Model3 if hasattr(keras, "ops") else _models.Model2
     with tf.Graph().as_default():
         part_of_loss = row_loss_of(family, model, forward, [y, weights], 10)
@@ -473,8 +473,8 @@ def _dropping(keras, function, noise_shape=None):
     return Dropping()
 
 
-def _called(function, x):
-    return tf.function(function)(x)
+def _called(function, *args):
+    return tf.function(function)(*args)
 
 
 def _looped(function, x):
@@ -655,6 +655,32 @@ def _of_bias(x, w):
     return add(x, w[0])
 
 
+@tf.custom_gradient
+def _straight_through(w):
+    return tf.round(8 * w) / 8, lambda dy: tf.where(tf.abs(w) <= 0.5, dy, 0.0)
+
+
+def _changed_later(x, w):
+    @tf.custom_gradient
+    def slower(w):  # TensorFlow derives no branch whose own gradient reads more
+        return tf.round(8 * w) / 8, lambda dy: 0.5 * dy
+
+    is_late = tf.reduce_sum(w) < 1e9
+    return x @ tf.cond(is_late, lambda: slower(w), lambda: w)
+
+
+def _behind_silu(x, w):
+    product = tf.function(tf.matmul)
+    return product(tf.nn.silu(x), _straight_through(w))
+
+
+def _of_places_of_any_number(x, w):
+    """A layer that an activation of a dynamic number of places precedes."""
+    number = tf.shape(tf.unique(tf.range(5))[0])[0]
+    places = tf.nn.silu(tf.gather(w, tf.range(number)))
+    return x + tf.reduce_sum(places, 0)
+
+
 _CHANGES = {
     "clip": (lambda dy: tf.clip_by_value(dy, -1e-3, 1e-3), "Minimum"),
     "norm": (lambda dy: dy / tf.norm(dy), "Mul"),
@@ -673,6 +699,135 @@ def test_a_gradient_of_a_weight_that_is_no_sum_is_refused(keras, name, make):
         ValueError, match=f"be a sum over the examples.* of type {kind}"
     ):
         _trained(model, _batch(5), _batch(5))
+
+
+@tf.custom_gradient
+def _decayed(x, w):
+    decay = 0.01 * w
+    return tf.matmul(x, w), lambda dy: (tf.matmul(dy, w, transpose_b=True), decay)
+
+
+@tf.custom_gradient
+def _penalized(x, w):
+    penalty = tf.clip_by_norm(tf.matmul(x, x, transpose_a=True), 1.0)
+    return tf.matmul(x, w), lambda dy: (tf.matmul(dy, w, transpose_b=True), penalty)
+
+
+@tf.custom_gradient
+def _taped(x, w):
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        y = tf.matmul(x, w)
+        penalty = tf.norm(y)
+
+    def gradient(dy):
+        return tf.matmul(dy, w, transpose_b=True), tape.gradient(penalty, w)
+
+    return y, gradient
+
+
+def _of_examples_together(x, w):
+    @tf.custom_gradient
+    def square(x):
+        unit = x / tf.norm(x)
+        return tf.square(x), lambda dy: unit
+
+    return square(tf.matmul(x, w))
+
+
+def _of_outer_scope(x, w):
+    @tf.custom_gradient
+    def product(x, w):
+        def gradient(dy):
+            by_w = tf.matmul(x, dy, transpose_a=True)
+            with tf.name_scope(""):
+                return tf.matmul(dy, w, transpose_b=True), tf.sign(by_w)
+
+        return tf.matmul(x, w), gradient
+
+    return product(x, w)
+
+
+@tf.custom_gradient
+def _by_place(x, w):
+    def gradient(dy):
+        return dy, tf.math.unsorted_segment_sum(dy, tf.range(tf.shape(dy)[0]), 5)
+
+    return x + w[0], gradient
+
+
+@tf.custom_gradient
+def _by_slices(x, w):
+    def gradient(dy):
+        return dy, tf.IndexedSlices(dy, tf.range(tf.shape(dy)[0]), tf.constant([5, 5]))
+
+    return x + w[0], gradient
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _decayed,
+        _penalized,
+        _taped,
+        _of_examples_together,
+        _of_outer_scope,
+        _by_place,
+        _by_slices,
+    ],
+)
+def test_a_gradient_from_outside_its_function_is_looked_at(keras, function):
+    layers = keras.layers.Dense(5), _weighted(keras, function)
+    model = microbatch(_built(keras, *layers), 3)
+    with pytest.raises(ValueError, match="be a sum over the examples"):
+        _trained(model, _batch(5), _batch(5))
+
+
+def test_rows_of_an_unknown_rank_hide_no_gradient(keras):
+    @tf.custom_gradient
+    def look_up(ids, table):
+        def gradient(dy):
+            by_row = tf.math.unsorted_segment_sum(dy, tf.reshape(ids, [-1]), 5)
+            return None, tf.clip_by_norm(by_row, 1e-3)
+
+        return tf.gather(table, tf.reshape(ids, [-1])), gradient
+
+    specs = [tf.TensorSpec(None, tf.int32), tf.TensorSpec([5, 5])]
+    function = tf.function(look_up, input_signature=specs)
+
+    def call(x, w):
+        y = function(tf.cast(x[:, 0] > 0, tf.int32), w)
+        y.set_shape([None, 5])
+        return y
+
+    model = microbatch(_built(keras, _weighted(keras, call)), 3)
+    with pytest.raises(ValueError, match="be a sum over the examples"):
+        _trained(model, _batch(5), _batch(5))
+
+
+def _optimizer_with_scale(keras):
+    if hasattr(keras, "ops"):
+        return keras.optimizers.SGD(0.1, loss_scale_factor=1024.0)
+    wrapped = keras.mixed_precision.LossScaleOptimizer
+    return wrapped(keras.optimizers.SGD(0.1), dynamic=False, initial_scale=1024)
+
+
+def test_a_gradient_that_is_not_linear_gets_the_scaled_loss(keras):
+    weights = []
+    for number in 1, 3:
+        keras.utils.set_random_seed(1)
+        model = _built(
+            keras,
+            _with_gradient_of_its_own(
+                keras, lambda dy: tf.clip_by_value(dy, -0.1, 0.1)
+            ),
+        )
+        model = microbatch(model, number)
+        model.compile(_optimizer_with_scale(keras), "mse")
+        model.train_on_batch(_batch(5), _batch(2))
+        weights.append(model.get_weights())
+    for ours, whole in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("call", [_called, _looped])
@@ -694,6 +849,10 @@ def test_such_a_gradient_is_found_in_functions_and_loops(keras, call):
         _within(_looped, _own_product(tf.negative)),
         _within(_looped, lambda x, w: tf.nn.silu(x @ w)),
         _of_bias,
+        lambda x, w: _called(_own_weight(tf.negative), x, w),
+        _changed_later,
+        _behind_silu,
+        _of_places_of_any_number,
     ],
 )
 def test_a_gradient_of_a_weight_that_is_a_sum_is_exact(keras, function):
