@@ -212,9 +212,9 @@ class Analysis:
             self._seen.add(operation)
 
     def _step(self, operation: tf.Operation) -> None:
-        given = [output.ref() in self._given for output in operation.outputs]
+        are_given = [output.ref() in self._given for output in operation.outputs]
         # A call may have further results.
-        if all(given) if operation.type in CALLERS else any(given):
+        if all(are_given) if operation.type in CALLERS else any(are_given):
             return
         if hasattr(operation, ROWS_ATTRIBUTE):
             self._put(operation, State("rows", 0))

@@ -15,9 +15,10 @@ from estimator_accum.graph.internals import (
     gradient_scope_of,
     is_in_while_loop,
 )
+from estimator_accum.graph.names import FED
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.rows.analysis import Analysis
-from estimator_accum.rows.own_sums import check_own_sums
+from estimator_accum.rows.own_sums import check_own_sums, is_derived
 
 
 def results_with_own_gradients(
@@ -75,11 +76,16 @@ def check_own_gradients(
     def is_own(operation: tf.Operation) -> bool:
         return any(scope in f"/{operation.name}" for scope in scopes)
 
+    def is_given(operation: tf.Operation) -> bool:
+        """Returns whether a gradient is given; one that somebody wrote is proved."""
+        if returned is not None and operation.type not in FED:
+            return is_derived(operation) and not is_own(operation)
+        return not is_own(operation)
+
     states = {
         gradient.ref(): analysis.state(tensor)
         for tensor, gradient in pairs
-        # A gradient that somebody wrote is to be proved, not given.
-        if isinstance(gradient, tf.Tensor) and not is_own(gradient.op)
+        if isinstance(gradient, tf.Tensor) and is_given(gradient.op)
     }
     backward = analysis.with_states(states)
     own_parts = _tensors_of(returned or [])

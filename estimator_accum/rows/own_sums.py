@@ -8,31 +8,27 @@ micro-batch would add again.
 """
 
 import re
-from collections.abc import Iterable
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import (
-    all_nodes,
-    functions_of,
-    has_own_gradient,
-    library_of_functions,
-    nodes_of,
-)
+from estimator_accum.graph.functions import all_nodes, has_own_gradient
 from estimator_accum.graph.internals import gradient_scope_of
 from estimator_accum.graph.names import BRANCHES, CALLERS, FED, LOOPS
 from estimator_accum.rows.analysis import Analysis, in_order
 from estimator_accum.rows.loss_sums import combines_rows, sums_rows
 
 DERIVATIVES = "derivatives_of_rows"  # the scope of tf.gradients
-_DERIVED = re.compile(rf"(^|/)(gradients|{DERIVATIVES})(_\d+)?/")
+_DERIVED = re.compile(rf"(^|/){DERIVATIVES}(_\d+)?/")
+_DERIVED_IN_FUNCTIONS = re.compile(r"(^|/)gradients(_\d+)?/")
 _FILTERS = re.compile(r".*BackpropFilter(V2)?")
-# Operations that are linear in their first input, in any, in all together. Those of the
-# first set change no axis.
+# Operations that are linear in one input, in any, in all together.
 _OF_PLACES = {
     *("Cast", "CheckNumerics", "CheckNumericsV2", "Conj", "Div", "DivNoNan"),
-    *("EnsureShape", "Identity", "Neg", "Real", "RealDiv", "StopGradient"),
+    *("EluGrad", "EnsureShape", "Identity", "LeakyReluGrad", "Neg", "Real", "RealDiv"),
+    *("Relu6Grad", "ReluGrad", "SeluGrad", "SoftplusGrad", "StopGradient"),
 }
+_OF_SECOND = {"ReciprocalGrad", "RsqrtGrad", "SigmoidGrad", "SqrtGrad", "TanhGrad"}
 _OF_FIRST = {
     *("BroadcastTo", "Cumsum", "ExpandDims", "GatherNd", "GatherV2", "MatrixBandPart"),
     *("Mean", "Pad", "Reshape", "ReverseV2", "Roll", "Slice", "SplitV", "Squeeze"),
@@ -42,7 +38,17 @@ _OF_FIRST = {
 _OF_ANY = {"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul"}
 _OF_ALL = {"Add", "AddN", "AddV2", "Pack", "Sub"}
 _CHOOSING = {"Select", "SelectV2"}
-_ELEMENTWISE = {"Add", "AddN", "AddV2", "Mul", "Sub", *_CHOOSING, *_OF_PLACES}
+_ELEMENTWISE = {
+    *("Add", "AddN", "AddV2", "Mul", "Sub"),
+    *(*_CHOOSING, *_OF_PLACES, *_OF_SECOND),
+}
+# Operations of a loop's gradient that return values of its forward pass.
+_KEPT = {*FED, "TensorListPopBack"}
+
+
+def is_derived(operation: tf.Operation) -> bool:
+    """Returns whether an operation is in the scope of DERIVATIVES."""
+    return _DERIVED.search(operation.name) is not None
 
 
 def check_own_sums(
@@ -62,101 +68,159 @@ def check_own_sums(
         customized: Operations with a gradient that somebody wrote, or with one inside.
         remedy: End of the error's last sentence.
     """
-    nodes = filter(has_own_gradient, all_nodes(customized))
-    proof = _Proof({gradient_scope_of(node) for node in nodes})
-    culprit = proof.culprit(backward, [*gradients, *returned], returned)
+    graph = _Graph(backward, _DERIVED, {}, is_loop=False)
+    culprit = _Proof(customized).culprit(graph, gradients, returned)
     if culprit is not None:
         raise ValueError(
-            "The gradient that a tf.custom_gradient has for a variable must be a sum over "
-            f"the examples. Received: {culprit.name} of type {culprit.type}, of which "
+            "The gradients of a tf.custom_gradient must be sums over the examples, or have "
+            f"a row for each. Received: {culprit.name} of type {culprit.type}, of which "
             f"this is not proved. {remedy.capitalize()}."
         )
 
 
-class _Proof:
-    """The search for what is no sum.
+class _Graph(NamedTuple):
+    """A graph of gradients.
 
-    Args:
-        scopes: Parts of names, of all operations of gradients that somebody wrote.
+    Attributes:
+        analysis: The states.
+        derived: Pattern of the names of operations that TensorFlow derived.
+        arguments: Of a function, the culprits of its arguments, None for a sum.
+        is_loop: Whether it is a step of a loop, after which arguments are others.
     """
 
-    def __init__(self, scopes: Iterable[str]):
-        self._scopes = list(scopes)
+    analysis: Analysis
+    derived: re.Pattern
+    arguments: dict
+    is_loop: bool
+
+
+class _Proof:
+    """The search for a culprit: an operation by which a gradient is no sum.
+
+    Args:
+        customized: Operations with a gradient that somebody wrote, or with one inside.
+    """
+
+    def __init__(self, customized: list[tf.Operation]):
+        nodes = all_nodes(customized)
+        written = filter(has_own_gradient, nodes)
+        callers = {gradient_scope_of(node) for node in nodes if node.op in CALLERS}
+        self._own = {gradient_scope_of(node) for node in written}  # parts of names
+        self._callers = callers - self._own
 
     def culprit(
-        self,
-        analysis: Analysis,
-        results: list[tf.Tensor],
-        returned: Iterable[tf.Tensor] = (),
-        arguments: dict | None = None,
+        self, graph: _Graph, results: list[tf.Tensor], returned: list[tf.Tensor]
     ) -> tf.Operation | None:
         """Returns an operation by which a gradient that somebody wrote is no sum.
 
         Args:
-            analysis: The states.
-            results: Results of a graph.
-            returned: Tensors of the graph that must be sums.
-            arguments: The culprits of a function's arguments, None for a sum.
+            graph: The graph.
+            results: Results of the graph.
+            returned: Tensors that must be sums.
         """
-        order = in_order([result.op for result in results])
-        culprits, found = {}, []  # culprits: by the tensor that is no sum
+        order = in_order([result.op for result in (*results, *returned)])
+        culprits, faults = {}, []  # culprits: by the tensor that is no sum
         for operation in order:
             if operation.type in CALLERS and not self._is_own(operation):
-                found += self._of_bodies(analysis, operation, culprits)
-            if operation.type in FED:
-                culprit = (arguments or {}).get(operation.outputs[0].ref(), operation)
-            else:
-                culprit = self._cause(analysis, operation, culprits)
+                faults += self._in_functions(graph, operation, culprits)
+            culprit = self._cause(graph, operation, culprits)
             for tensor in operation.outputs if culprit else ():
-                if analysis.state(tensor).kind == "mixed":
+                if graph.analysis.state(tensor).kind == "mixed":
                     culprits[tensor.ref()] = culprit
         used = [t for op in order if not self._is_own(op) for t in op.inputs]
         leaving = [t for t in (*used, *results) if self._is_own(t.op)]
-        for tensor in (*returned, *leaving):
-            if tensor.ref() in culprits:
-                found.append(culprits[tensor.ref()])
-            elif not _may_be_added(analysis, tensor):
-                found.append(tensor.op)
-        return found[0] if found else None
+        summands = [part for t in returned for part in self._summands(graph, t)]
+        faults += [self._judge(graph, t, culprits) for t in (*summands, *leaving)]
+        return next((culprit for culprit in faults if culprit is not None), None)
 
     def _is_own(self, operation: tf.Operation) -> bool:
-        # A function's argument may have the name of what it is used for.
-        has_scope = any(scope in f"/{operation.name}" for scope in self._scopes)
-        return has_scope and operation.type not in FED
+        # Arguments and kept values may have the name of their first use.
+        has_scope = any(scope in f"/{operation.name}" for scope in self._own)
+        return has_scope and operation.type not in _KEPT
+
+    def _is_derived(self, graph: _Graph, operation: tf.Operation) -> bool:
+        is_named = graph.derived.search(operation.name) is not None
+        return is_named and operation.type not in _KEPT and not self._is_own(operation)
 
     def _cause(
-        self, analysis: Analysis, operation: tf.Operation, culprits: dict
+        self, graph: _Graph, operation: tf.Operation, culprits: dict
     ) -> tf.Operation | None:
         """Returns why results that have no rows are no sums, or None if they are."""
-        if _DERIVED.search(operation.name) and not self._is_own(operation):
+        if self._is_derived(graph, operation):
             return None
+        if operation.type in FED and not graph.is_loop:
+            return graph.arguments.get(operation.outputs[0].ref(), operation)
         causes = [culprits[t.ref()] for t in operation.inputs if t.ref() in culprits]
-        is_sum = not causes and _makes_sums(analysis, operation)
+        is_sum = not causes and _makes_sums(graph.analysis, operation)
         return None if is_sum else [*causes, operation][0]
 
-    def _of_bodies(
-        self, analysis: Analysis, operation: tf.Operation, culprits: dict
-    ) -> list[tf.Operation]:
-        """Returns the operations in functions by which a gradient is no sum."""
+    def _judge(
+        self, graph: _Graph, tensor: tf.Tensor, culprits: dict
+    ) -> tf.Operation | None:
+        """Returns why micro-batches must not add a tensor; None if they may."""
+        state = graph.analysis.state(tensor)
+        is_argument = tensor.op.type in FED and tensor.ref() in graph.arguments
+        if is_argument and state.kind != "rows":
+            return graph.arguments[tensor.ref()]
+        if state.kind == "fixed":
+            is_same = not _is_number(tensor) or _is_zero(tensor)
+            # Of what is given as 0 TensorFlow derives 0.
+            return None if is_same or self._is_derived(graph, tensor.op) else tensor.op
+        if state.distance is not None:
+            return tensor.op
+        return culprits.get(tensor.ref())
+
+    def _summands(self, graph: _Graph, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the tensors of which TensorFlow derived a sum."""
+        operation = tensor.op
+        is_passed = operation.type == "Identity" and not self._is_own(operation)
+        if not is_passed and not self._is_derived(graph, operation):
+            return [tensor]
+        inputs = [*operation.inputs]
+        if operation.type == "ConcatV2":  # of slices
+            inputs.pop()
+        elif operation.type not in ("AddN", "AddV2", "Identity"):
+            return [tensor]
+        return [part for t in inputs for part in self._summands(graph, t)]
+
+    def _in_functions(
+        self, graph: _Graph, operation: tf.Operation, culprits: dict
+    ) -> list[tf.Operation | None]:
+        """Returns culprits in the functions that an operation calls."""
+        is_called = any(scope in f"/{operation.name}" for scope in self._callers)
+        if not is_called or not self._is_derived(graph, operation):
+            return []
         bodies = {
-            graph: body
-            for (caller, graph), body in analysis.bodies.items()
+            inner: body
+            for (caller, inner), body in graph.analysis.bodies.items()
             if caller is operation
         }
-        if not bodies:  # such as those with results of unknown rank
-            nodes = nodes_of(functions_of(operation), library_of_functions())
-            names = [f"/{node.name}" for node in nodes]
-            has_own = any(scope in name for scope in self._scopes for name in names)
-            return [operation] if has_own else []
-        found = []
+        if not bodies:  # such as those that return a tensor of unknown rank
+            return [operation]
+        is_loop = operation.type in LOOPS
         outer = operation.inputs[operation.type in BRANCHES :]
-        for graph, body in bodies.items():
-            arguments = {}
-            if operation.type not in LOOPS:  # whose steps may change them
-                pairs = zip(graph.inputs, outer, strict=True)
-                arguments = {a.ref(): culprits.get(b.ref()) for a, b in pairs}
-            found.append(self.culprit(body, graph.outputs, arguments=arguments))
-        return [culprit for culprit in found if culprit is not None]
+        faults = []
+        for inner, body in bodies.items():
+            pairs = zip(inner.inputs, outer, strict=True)
+            causes = {a.ref(): self._judge(graph, b, culprits) for a, b in pairs}
+            step = _Graph(body, _DERIVED_IN_FUNCTIONS, causes, is_loop)
+            returned = [
+                tensor
+                for tensor in inner.outputs
+                if _is_number(tensor) and not (is_loop and _is_argument(tensor))
+            ]
+            faults.append(self.culprit(step, inner.outputs, returned))
+        return faults
+
+
+def _is_argument(tensor: tf.Tensor) -> bool:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type in FED
+
+
+def _is_number(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def _makes_sums(analysis: Analysis, operation: tf.Operation) -> bool:
@@ -180,10 +244,10 @@ def _makes_sums(analysis: Analysis, operation: tf.Operation) -> bool:
     ]
     if operation.type in _OF_FIRST:
         is_of_first = sums == 1 and kinds[0] == "mixed"
-        return is_of_first and not operation.outputs[0].dtype.is_integer
+        return is_of_first and _is_number(operation.outputs[0])
     if operation.type in _OF_ANY:
         return sums == 1
-    if operation.type == "Split":
+    if operation.type == "Split" or operation.type in _OF_SECOND:
         return kinds == ["fixed", "mixed"]
     if operation.type in _CHOOSING:
         return kinds[0] == "fixed" and not {1, 2} & {*others}
@@ -209,16 +273,11 @@ def _adds_rows(analysis: Analysis, operation: tf.Operation, states: list) -> boo
     return False
 
 
-def _may_be_added(analysis: Analysis, tensor: tf.Tensor) -> bool:
-    """Returns whether micro-batches may add a tensor that is of none, or has rows."""
-    state, dtype = analysis.state(tensor), tensor.dtype
-    if state.kind == "fixed":
-        return not (dtype.is_floating or dtype.is_complex) or _is_zero(tensor)
-    return state.distance is None
-
-
 def _is_zero(tensor: tf.Tensor) -> bool:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
+    operation = tensor.op
+    if operation.type in ("Cast", "Identity", "Neg", "Reshape"):
+        return _is_zero(operation.inputs[0])
+    if operation.type == "Mul":
+        return any(map(_is_zero, operation.inputs))
     value = tf.get_static_value(tensor)
-    return tensor.op.type == "ZerosLike" or value is not None and not value.any()
+    return operation.type == "ZerosLike" or value is not None and not value.any()

@@ -57,6 +57,7 @@ _OTHERS = {
     "largest": lambda g, w: tf.where(g > 0, g, tf.zeros_like(g)),
     "padded_by_1": lambda g, w: tf.pad(g, [[1, 0], [0, 0]], constant_values=1.0)[:-1],
     "rounded": lambda g, w: tf.cast(tf.cast(10 * g, tf.int32), tf.float32),
+    "truth": lambda g, w: tf.cast(tf.cast(g, tf.bool), tf.float32),
     "reciprocal": lambda g, w: w / (10 + g),
     "joined": lambda g, w: tf.concat([g[:2], w[2:]], 0),
     "greatest": lambda g, w: g - tf.reduce_max(g),
@@ -98,7 +99,7 @@ def _is_accepted(chain: tuple[str, ...]) -> bool:
                 analysis, [*pairs], gradients[:1], "stop", gradients[end:]
             )
         except ValueError as error:
-            assert "must be a sum over the examples" in str(error)
+            assert "must be sums over the examples" in str(error)
             return False
         session.run(v1.global_variables_initializer())
 
