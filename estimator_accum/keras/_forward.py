@@ -310,8 +310,9 @@ def _check_own_gradients(
         pairs = zip(
             [*outputs, *results], [*arriving, *gradients[number:end]], strict=True
         )
+        returned = [*zip(changed, gradients[end:], strict=True)]
         remedy = "train with accumulate()"
-        arguments[:] = analysis, [*pairs], gradients[:number], remedy, gradients[end:]
+        arguments[:] = analysis, [*pairs], gradients[:number], remedy, returned
 
     def backward(flat, arriving):
         derive(flat, forward(*flat), arriving)

@@ -4,6 +4,8 @@ The gradient of rows is sums of rows, unless somebody wrote another one. So each
 that somebody wrote is looked at by itself, from rows that are proved on.
 """
 
+import collections
+
 import tensorflow as tf
 
 from estimator_accum.graph.functions import (
@@ -46,7 +48,7 @@ def check_own_gradients(
     pairs: list[tuple[tf.Tensor, tf.Tensor | tf.IndexedSlices | None]],
     gradients: list,
     remedy: str,
-    returned: list | None = None,
+    returned: list[tuple] | None = None,
 ) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
@@ -56,9 +58,9 @@ def check_own_gradients(
             the results with own gradients are among them.
         gradients: Gradients of variables; some may be None.
         remedy: End of the error's last sentence.
-        returned: What such gradients return for all that is computed from variables, of
-            which a proof is needed that it is a sum over the examples; some may be None.
-            Without it, numbers are to be compared.
+        returned: (Tensor that is computed from variables, what such gradients return for
+            it, which may be None). It must be proved to be a sum over the examples, or
+            to have a row for each. Without it, numbers are to be compared.
     """
     customized = _customized([tensor for tensor, _ in pairs])
     parts = _tensors_of(gradients)
@@ -88,7 +90,10 @@ def check_own_gradients(
         if isinstance(gradient, tf.Tensor) and is_given(gradient.op)
     }
     backward = analysis.with_states(states)
-    own_parts = _tensors_of(returned or [])
+    returned_for = collections.defaultdict(list)  # kinds of tensors
+    for tensor, gradient in returned or ():
+        returned_for[analysis.state(tensor).kind] += _tensors_of([gradient])
+    own_parts = [part for values in returned_for.values() for part in values]
     backward.analyze([*parts, *own_parts])
     for operation, inner in filter(lambda pair: is_own(pair[0]), backward.combining):
         raise ValueError(
@@ -97,7 +102,8 @@ def check_own_gradients(
             f"examples. {remedy.capitalize()}."
         )
     if returned is not None:
-        check_own_sums(backward, parts, own_parts, customized, remedy)
+        of_rows = returned_for["rows"]
+        check_own_sums(backward, parts, own_parts, of_rows, customized, remedy)
 
 
 def changed_by_own_gradients(

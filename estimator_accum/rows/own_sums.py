@@ -7,6 +7,7 @@ gradients that TensorFlow derives. A clipped one is no sum, nor is a number that
 micro-batch would add again.
 """
 
+import itertools
 import re
 from typing import NamedTuple
 
@@ -54,22 +55,26 @@ def is_derived(operation: tf.Operation) -> bool:
 def check_own_sums(
     backward: Analysis,
     gradients: list[tf.Tensor],
-    returned: list,
+    returned: list[tf.Tensor],
+    of_rows: list[tf.Tensor],
     customized: list[tf.Operation],
     remedy: str,
 ) -> None:
     """Raises ValueError unless gradients that somebody wrote are sums over the examples.
 
     Args:
-        backward: The states of `gradients` and `returned`.
+        backward: The states of all gradients.
         gradients: The tensors of the gradients of variables.
         returned: The tensors of what somebody's gradients return for all that is
             computed from variables.
+        of_rows: Those of them for tensors with rows.
         customized: Operations with a gradient that somebody wrote, or with one inside.
         remedy: End of the error's last sentence.
     """
     graph = _Graph(backward, _DERIVED, {}, is_loop=False)
-    culprit = _Proof(customized).culprit(graph, gradients, returned)
+    proof = _Proof(customized)
+    culprit = proof.culprit(graph, gradients, returned)
+    culprit = culprit or proof.without_rows(graph, of_rows)
     if culprit is not None:
         raise ValueError(
             "The gradients of a tf.custom_gradient must be sums over the examples, or have "
@@ -121,6 +126,8 @@ class _Proof:
         order = in_order([result.op for result in (*results, *returned)])
         culprits, faults = {}, []  # culprits: by the tensor that is no sum
         for operation in order:
+            if self._sums_for_rows(graph, operation):
+                faults.append(operation)
             if operation.type in CALLERS and not self._is_own(operation):
                 faults += self._in_functions(graph, operation, culprits)
             culprit = self._cause(graph, operation, culprits)
@@ -132,6 +139,26 @@ class _Proof:
         summands = [part for t in returned for part in self._summands(graph, t)]
         faults += [self._judge(graph, t, culprits) for t in (*summands, *leaving)]
         return next((culprit for culprit in faults if culprit is not None), None)
+
+    def without_rows(
+        self, graph: _Graph, returned: list[tf.Tensor]
+    ) -> tf.Operation | None:
+        """Returns an operation whose result has no rows, although it must have them."""
+        for tensor in (part for t in returned for part in self._summands(graph, t)):
+            has_rows = graph.analysis.state(tensor).kind == "rows"
+            if not (has_rows or _is_zero(tensor) or self._is_derived(graph, tensor.op)):
+                return tensor.op
+        return None
+
+    def _sums_for_rows(self, graph: _Graph, operation: tf.Operation) -> bool:
+        """Returns whether TensorFlow derives from rows and from a sum that has none."""
+        kinds = [
+            (graph.analysis.state(tensor).kind, self._is_own(tensor.op))
+            for tensor in operation.inputs
+        ]
+        has_sum = ("mixed", True) in kinds and "rows" in {kind for kind, _ in kinds}
+        is_call = operation.type in CALLERS
+        return has_sum and not is_call and not self._is_own(operation)
 
     def _is_own(self, operation: tf.Operation) -> bool:
         # Arguments and kept values may have the name of their first use.
@@ -206,17 +233,19 @@ class _Proof:
             step = _Graph(body, _DERIVED_IN_FUNCTIONS, causes, is_loop)
             returned = [
                 tensor
-                for tensor in inner.outputs
-                if _is_number(tensor) and not (is_loop and _is_argument(tensor))
+                for before, tensor in itertools.zip_longest(inner.inputs, inner.outputs)
+                if tensor is not None and _is_number(tensor)
+                # An argument of a loop that stays the same.
+                if not (is_loop and _origin(tensor) is before)
             ]
             faults.append(self.culprit(step, inner.outputs, returned))
         return faults
 
 
-def _is_argument(tensor: tf.Tensor) -> bool:
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
-    return tensor.op.type in FED
+    return tensor
 
 
 def _is_number(tensor: tf.Tensor) -> bool:

@@ -731,6 +731,27 @@ def _derived_before(x, w):
     return y, lambda dy: (tf.matmul(dy, w, transpose_b=True), penalty)
 
 
+def _pooled(x, w):
+    @tf.custom_gradient
+    def pooled(x):
+        return tf.identity(x), lambda dy: tf.reduce_sum(dy, 0, keepdims=True)
+
+    return pooled(tf.square(tf.matmul(x, w)))
+
+
+def _of_another_place(x, w):
+    decay = 0.01 * w[0]
+
+    @tf.custom_gradient
+    def add(x, v):
+        return x + v, lambda dy: (dy, decay)
+
+    def body(i, x, v):
+        return i + 1, add(x, v), tf.stop_gradient(v)
+
+    return tf.while_loop(lambda i, *_: i < 2, body, [0, x, w[0]])[1]
+
+
 @tf.custom_gradient
 def _united(x):
     unit = x / tf.norm(x)
@@ -795,6 +816,9 @@ def _by_slices(x, w):
         _within(_looped, _decayed),
         _within(_looped, _of_examples_together),
         _derived_before,
+        _pooled,
+        lambda x, w: _called(_pooled, x, w),
+        _of_another_place,
     ],
 )
 def test_a_gradient_from_outside_its_function_is_looked_at(keras, function):

@@ -96,7 +96,11 @@ def _is_accepted(chain: tuple[str, ...]) -> bool:
         pairs = zip([output, *results], [arriving, *gradients[1:end]], strict=True)
         try:
             check_own_gradients(
-                analysis, [*pairs], gradients[:1], "stop", gradients[end:]
+                analysis,
+                [*pairs],
+                gradients[:1],
+                "stop",
+                [*zip(changed, gradients[end:], strict=True)],
             )
         except ValueError as error:
             assert "must be sums over the examples" in str(error)
