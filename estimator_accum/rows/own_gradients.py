@@ -20,7 +20,7 @@ from estimator_accum.graph.internals import (
 from estimator_accum.graph.names import FED
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.rows.analysis import Analysis
-from estimator_accum.rows.own_sums import check_own_sums, is_derived
+from estimator_accum.rows.own_sums import check_own_sums, is_derived, is_number
 
 
 def results_with_own_gradients(
@@ -121,8 +121,7 @@ def changed_by_own_gradients(
         for operation in _customized(rows)
         if has_own_gradient(operation.node_def) and context_of(operation) is None
         for tensor in operation.inputs
-        if tensor.op in computed
-        and (tensor.dtype.is_floating or tensor.dtype.is_complex)
+        if tensor.op in computed and is_number(tensor)
     ]
 
 

@@ -89,7 +89,7 @@ class _Graph(NamedTuple):
     Attributes:
         analysis: The states.
         derived: Pattern of the names of operations that TensorFlow derived.
-        arguments: Of a function, the culprits of its arguments, None for a sum.
+        arguments: Culprits of a function's arguments, None for a sum.
         is_loop: Whether it is a step of a loop, after which arguments are others.
     """
 
@@ -190,7 +190,7 @@ class _Proof:
         if is_argument and state.kind != "rows":
             return graph.arguments[tensor.ref()]
         if state.kind == "fixed":
-            is_same = not _is_number(tensor) or _is_zero(tensor)
+            is_same = not is_number(tensor) or _is_zero(tensor)
             # Of what is given as 0 TensorFlow derives 0.
             return None if is_same or self._is_derived(graph, tensor.op) else tensor.op
         if state.distance is not None:
@@ -234,7 +234,7 @@ class _Proof:
             returned = [
                 tensor
                 for before, tensor in itertools.zip_longest(inner.inputs, inner.outputs)
-                if tensor is not None and _is_number(tensor)
+                if tensor is not None and is_number(tensor)
                 # An argument of a loop that stays the same.
                 if not (is_loop and _origin(tensor) is before)
             ]
@@ -248,7 +248,8 @@ def _origin(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _is_number(tensor: tf.Tensor) -> bool:
+def is_number(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor may have a gradient."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
@@ -273,7 +274,7 @@ def _makes_sums(analysis: Analysis, operation: tf.Operation) -> bool:
     ]
     if operation.type in _OF_FIRST:
         is_of_first = sums == 1 and kinds[0] == "mixed"
-        return is_of_first and _is_number(operation.outputs[0])
+        return is_of_first and is_number(operation.outputs[0])
     if operation.type in _OF_ANY:
         return sums == 1
     if operation.type == "Split" or operation.type in _OF_SECOND:

@@ -1,7 +1,7 @@
 """Ray Train's workers: a lost one costs no weight a bit; a stand-in for Ray's reports.
 
 Ray's own clocks end it at its start on a machine that is busy with other work, so that
-scripts/release_check runs the test that starts Ray, and .ci/run the others.
+scripts/release_check runs the tests that start Ray, and .ci/run the others.
 """
 
 import importlib

@@ -16,7 +16,6 @@ from estimator_accum.rows.own_sums import DERIVATIVES
 
 v1 = tf.compat.v1
 _N = 5
-_EYE = np.eye(_N, dtype="float32")
 # Functions of the gradient g of a weight w, both [5, 5].
 _LINEAR = {
     "negative": lambda g, w: -g,
