@@ -61,13 +61,22 @@ def _diagonals(analysis, operation, states):
     return state
 
 
-@rule(
-    *("MatrixBandPart", "Cholesky", "MatrixInverse", "MatrixDeterminant", "Svd", "Qr"),
-    *("LogMatrixDeterminant", "SelfAdjointEigV2", "FFT", "IFFT", "RFFT", "IRFFT"),
-)
-def _along_the_last_two(analysis, operation, states):
+# Number of axes that an operation combines, the last ones.
+_LAST_AXES = {
+    **dict.fromkeys(("FFT", "IFFT", "RFFT", "IRFFT"), 1),
+    **dict.fromkeys(("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"), 2),
+    **dict.fromkeys(("FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"), 3),
+    **dict.fromkeys(("MatrixBandPart", "Cholesky", "MatrixInverse", "Svd", "Qr"), 2),
+    **dict.fromkeys(("MatrixDeterminant", "LogMatrixDeterminant"), 2),
+    "SelfAdjointEigV2": 2,
+}
+
+
+@rule(*_LAST_AXES)
+def _along_last_axes(analysis, operation, states):
     state = only_first(states)
-    if state.axis >= analysis.rank(operation.inputs[0]) - 2:
+    number = _LAST_AXES[operation.type]
+    if state.axis >= analysis.rank(operation.inputs[0]) - number:
         raise Mixed(ALONG)
     return state
 
@@ -77,6 +86,11 @@ def _pairs_of_matrices(analysis, operation, states):
     without_places(states)
     rows = [state for state in states[:2] if state.kind == "rows"]
     ranks = [analysis.rank(tensor) for tensor in operation.inputs[:2]]
+    is_solved = operation.type in ("MatrixSolve", "MatrixTriangularSolve")
+    if is_solved and states[0] == FIXED and ranks[0] == ranks[1]:
+        if rows[0].axis != ranks[1] - 1:  # else each column is solved by itself
+            raise Mixed(FIXED_BESIDE)
+        return rows[0]
     if len(rows) < 2 or rows[0] != rows[1] or len({*states[2:]} - {FIXED}):
         raise Mixed(UNLIKE)
     if operation.type == "MatrixTriangularSolve" and ranks[0] != ranks[1]:
@@ -103,8 +117,13 @@ def _cross_entropy(analysis, operation, states):
 def _reverse_sequence(analysis, operation, states):
     without_places(states)
     state, lengths = states
-    if state.kind != lengths.kind or operation.get_attr("batch_dim") != state.axis:
+    if state.kind != "rows" or operation.get_attr("seq_dim") == state.axis:
         raise Mixed(ALONG)
+    is_batch = operation.get_attr("batch_dim") == state.axis
+    if lengths == FIXED and not is_batch:
+        return state
+    if lengths == FIXED or not is_batch:
+        raise Mixed(UNLIKE)
     if lengths.axis or lengths.span != state.span:
         raise Mixed(UNLIKE)
     return state

@@ -151,6 +151,32 @@ _ROWS = {
             tf.abs(tf.signal.rfft(images)), tf.signal.irfft(tf.signal.rfft(images)),
         ], 0, 1,
     ),
+    "signals": (
+        lambda x: [
+            *(tf.abs(f(x[:, 0])) for f in (tf.signal.rfft, tf.signal.dct)),
+            *(tf.abs(f(tf.cast(x[:, 0], tf.complex64)))
+              for f in (tf.signal.fft, tf.signal.ifft)),
+            tf.signal.irfft(tf.signal.rfft(x[:, 0])),
+            tf.abs(tf.signal.stft(x[:, 0], 4, 2)),
+            *(tf.abs(f(tf.cast(x, tf.complex64)))
+              for f in (tf.signal.fft2d, tf.signal.ifft2d)),
+            tf.signal.irfft2d(tf.signal.rfft2d(x)),
+            *(tf.abs(f(tf.cast(x[:, None], tf.complex64)))
+              for f in (tf.signal.fft3d, tf.signal.ifft3d)),
+            raw.IRFFT3D(input=raw.RFFT3D(input=x[:, None], fft_length=[1, 4, 6]),
+                        fft_length=[1, 4, 6]),
+        ], 0, 1,
+    ),
+    "columns of an equation": (
+        lambda y: [
+            f(9 * tf.eye(1), y[None])
+            for f in (tf.linalg.solve, tf.linalg.triangular_solve)
+        ], 1, 1,
+    ),
+    "reversed words, examples in between": (
+        lambda x: raw.ReverseSequence(
+            input=x, seq_lengths=[1, 2, 3, 4, 2, 1], seq_dim=1, batch_dim=2), 0, 1
+    ),
     "pairs of matrices": (
         lambda images: [
             tf.linalg.solve(images[:, :, :4] + 9 * tf.eye(4), images[:, :, :4]),
@@ -373,6 +399,8 @@ _MIXED = {
     "along examples": lambda x, y: [
         tf.cumsum(x), tf.argmax(x), tf.nn.softmax(tf.transpose(x)), tf.nn.top_k(y, 2)[0],
         tf.reverse(x, [0]), tf.roll(x, 1, 0), tf.sort(y), tf.random.shuffle(y),
+        tf.signal.rfft(tf.transpose(x)), tf.signal.rfft2d(x[:, 0]),
+        raw.ReverseSequence(input=x, seq_lengths=[1, 2, 1, 2], seq_dim=0, batch_dim=1),
     ],
     "reordered": lambda x: [
         tf.reshape(x, [4, -1]), tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 6]),

@@ -237,9 +237,13 @@ def _matrix(a, kind):
 
 
 @_for("FFT", "IFFT", "RFFT", "IRFFT")
+@_for("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D")
+@_for("FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D")
 def _spectrum(a, kind):
-    dtype = tf.float32 if kind == "RFFT" else tf.complex64
-    return _call(kind, input=_tensor(a, (1, 2, 3), dtype)[0], fft_length=[2])
+    dtype = tf.float32 if kind.startswith("RFFT") else tf.complex64
+    number = int(kind[-2]) if kind.endswith("D") else 1
+    tensor, _ = _tensor(a, range(number, number + 3), dtype)
+    return _call(kind, input=tensor, fft_length=[2] * number)
 
 
 @_for("MatrixSolve", "MatrixTriangularSolve")
@@ -712,11 +716,11 @@ def _cross_entropy(a, kind):
 
 @_for("ReverseSequence")
 def _reverse_sequence(a, kind):
-    axes = _axis(a, 3, 2)
+    axes = a.chance.permutation(3).tolist()
     shape = [a.examples + 1] * 3
-    shape[axes[1]] = a.examples
+    shape[axes[a.one_of(1, 1, 2)]] = a.examples
     axes = {"batch_dim": axes[1], "seq_dim": axes[0]}
-    lengths = a.any([a.examples], tf.int32)
+    lengths = a.any([shape[axes["batch_dim"]]], tf.int32)
     return raw.ReverseSequence(input=a.any(shape), seq_lengths=lengths, **axes)
 
 
