@@ -167,7 +167,7 @@ def _are_sums_of_any_size(
 ) -> list[bool]:
     """Returns `_are_sums_of` for a copy of the loss whose batch has no static size."""
     definition, _ = define([op for op in needed if op.type not in BATCHES])
-    definition.library.CopyFrom(loss.graph.as_graph_def().library)
+    definition.library.function.extend(library_of_functions(loss.graph).values())
     with tf.Graph().as_default():
         copies = {}
         for output in outputs:

@@ -4,20 +4,30 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import OWN_GRADIENT
+from estimator_accum.graph.internals import OWN_GRADIENT, functions_in
 from estimator_accum.graph.walks import walk
 
 
-def library_of_functions() -> dict:
-    """Returns the definitions of the graph's functions by their names."""
-    definition = tf.compat.v1.get_default_graph().as_graph_def()
-    return {f.signature.name: f for f in definition.library.function}
+def library_of_functions(graph: tf.Graph | None = None) -> dict:
+    """Returns the definitions of a graph's functions by their names.
+
+    They are the graph's own, not to be changed; its nodes, which may hold a data set, are
+    not copied.
+
+    Args:
+        graph: The graph; None is the default graph.
+    """
+    return functions_in(graph or tf.compat.v1.get_default_graph())
 
 
 def functions_of(node) -> list[str]:
     """Returns names of the functions that an operation or node calls, e.g. branches."""
-    attributes = node.node_def.attr if isinstance(node, tf.Operation) else node.attr
-    names = []
+    if isinstance(node, tf.Operation):
+        kinds = {attribute.type for attribute in node.op_def.attr}
+        if kinds.isdisjoint({"func", "list(func)"}):
+            return []  # without its node, a copy of all numbers of a constant
+        node = node.node_def
+    attributes, names = node.attr, []
     for value in attributes.values():
         names += [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]

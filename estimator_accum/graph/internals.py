@@ -109,6 +109,13 @@ def is_function(graph: tf.Graph, kind: str) -> bool:
     return graph._is_function(kind)
 
 
+def functions_in(graph: tf.Graph) -> dict:
+    """Returns definitions of functions by name. If renamed, no train op is made."""
+    functions = graph._functions.items()
+    cached = "cached_definition"  # until TensorFlow 2.10 `definition` was
+    return {name: getattr(f, cached, None) or f.definition for name, f in functions}
+
+
 def function_of(graph: tf.Graph, name: str):
     """Returns a function. If renamed, the analysis of a tf.function or branch fails."""
     return graph._get_function(name)

@@ -41,7 +41,7 @@ def pipeline_of(stages: list[tf.Operation]) -> tuple[dict, set[tf.Operation]]:
 def gives_another(operation: tf.Operation, library: dict) -> bool:
     """Returns whether an operation of the pipeline has new results in every run."""
     has_results = any(map(can_be_fed, operation.outputs))
-    return has_results and not is_repeatable(operation.node_def, library)
+    return has_results and not is_repeatable(operation, library)
 
 
 def can_be_fed(tensor: tf.Tensor) -> bool:

@@ -65,7 +65,7 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
     for operation in list(needed):
         if operation.type in STATELESS and context_of(operation) is None:
             _draw_by(operation, micro_batch_seed)
-        elif not is_repeatable(operation.node_def, library):
+        elif not is_repeatable(operation, library):
             raise ValueError(
                 f"{name} are computed twice, so their operations must give one result and "
                 f"change nothing. Received: {path_to(needed, operation)}, of type "
@@ -118,10 +118,10 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
     return any(
-        not _is_repeatable(node, library)
-        and node.op not in SHOWING | DRAWS
-        and not moves_generator(node.op)
-        for node in _all_nodes(operation.node_def, library)
+        not _is_repeatable(kind, library)
+        and kind not in SHOWING | DRAWS
+        and not moves_generator(kind)
+        for kind in _kinds(operation, library)
     )
 
 
@@ -129,10 +129,10 @@ def is_repeatable(node, library: dict) -> bool:
     """Returns whether an operation gives one result throughout a batch.
 
     Args:
-        node: Its node.
+        node: The operation, or a node of a function.
         library: Definitions of functions by name.
     """
-    return all(_is_repeatable(inner, library) for inner in _all_nodes(node, library))
+    return all(_is_repeatable(kind, library) for kind in _kinds(node, library))
 
 
 def _draw_by(operation: tf.Operation, seed_of) -> None:
@@ -147,15 +147,17 @@ def _draw_by(operation: tf.Operation, seed_of) -> None:
     replace(drawn, replacement)
 
 
-def _all_nodes(node, library: dict) -> Iterator:
-    """Yields an operation's own node, and those of the functions that it calls."""
-    yield node
+def _kinds(node, library: dict) -> Iterator[str]:
+    """Yields the types of an operation or node, and of those in functions it calls."""
+    kind = node.type if isinstance(node, tf.Operation) else node.op
+    yield kind
     # A function of TensorFlow 1 is called by its name.
-    yield from nodes_of([*functions_of(node), node.op], library)
+    called = nodes_of([*functions_of(node), kind], library)
+    yield from (node.op for node in called)
 
 
-def _is_repeatable(node, library: dict) -> bool:
-    """Returns whether a node has no state, the functions that it calls aside."""
-    if node.op in _HARMLESS | CALLERS or node.op in library:
+def _is_repeatable(kind: str, library: dict) -> bool:
+    """Returns whether a type has no state, aside from functions that it calls."""
+    if kind in _HARMLESS | CALLERS or kind in library:
         return True
-    return is_stateful(node.op) is False
+    return is_stateful(kind) is False

@@ -22,7 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.functions import all_nodes, operations_with_own_gradients
+from estimator_accum.graph.functions import (
+    all_nodes,
+    library_of_functions,
+    operations_with_own_gradients,
+)
 from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
@@ -129,7 +133,8 @@ def factors_by_numbers(head: Head | None) -> list[float]:
     definition, _ = define(head.operations)
     for node in definition.node:
         node.device = ""
-    definition.library.CopyFrom(head.loss.graph.as_graph_def().library)
+    library = library_of_functions(head.loss.graph)
+    definition.library.function.extend(library.values())
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     with (
         tf.Graph().as_default() as graph,

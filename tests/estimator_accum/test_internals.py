@@ -185,6 +185,14 @@ def is_function():
 
 
 @_finds
+def functions_in():
+    call, _ = _call()
+    library = call.graph.as_graph_def().library
+    functions = internals.functions_in(call.graph)
+    return functions == {f.signature.name: f for f in library.function}
+
+
+@_finds
 def function_of():
     call, name = _call()
     return internals.function_of(call.graph, name) is not None

@@ -312,3 +312,30 @@ def test_failures_anywhere_leave_everything_bit_identical(tmp_path):
     for name, value in smooth.values.items():
         np.testing.assert_array_equal(failing.values[name], value, err_msg=name)
     assert failing.losses == smooth.losses
+
+
+@pytest.mark.once
+def test_the_data_set_in_the_graph_is_not_copied(tmp_path, monkeypatch):
+    copies = []  # of the graph, and of the constant that holds the data
+    node_def, as_graph_def = tf.Operation.node_def.fget, tf.Graph.as_graph_def
+
+    def node_of(operation):
+        if operation.type == "Const" and operation.outputs[0].shape[:1] == [160]:
+            copies.append(operation.name)
+        return node_def(operation)
+
+    def graph_of(*args, **kwargs):
+        copies.append("graph")
+        return as_graph_def(*args, **kwargs)
+
+    monkeypatch.setattr(tf.Operation, "node_def", property(node_of))
+    monkeypatch.setattr(tf.Graph, "as_graph_def", graph_of)
+    counts = []
+    for name, body in {"plain": make_model_fn(plain("sgd")), "ours": None}.items():
+        copies.clear()
+        if body is None:
+            _train_auto(Memory(lambda rows: True), tmp_path / name, "sgd", max_steps=2)
+        else:
+            train(body, tmp_path / name, _INPUT, max_steps=2)
+        counts.append(len(copies))
+    assert counts[0] == counts[1]  # TensorFlow's own, for events and checkpoints
