@@ -25,7 +25,8 @@ class MicroBatch(NamedTuple):
             known, and others; "scale" if the factor of loss and gradients is not
             "weight".
         replica_divisor: Number by which the gradients were divided, so that their sum
-            over replicas is a mean.
+            over replicas is a mean; 1 if they are added to sums, which are in units of
+            no cluster: another number of replicas may resume a checkpoint's.
         change: Code between the mean and the optimizer; None if there is none.
         device: Device of the task that computes the gradients; empty outside clusters.
     """
@@ -67,6 +68,7 @@ def weigh(weight: tf.Tensor | None, reduction: str) -> tuple[tf.Tensor, tf.Tenso
 
 def micro_batch_of(
     options: Options,
+    clock: Clock,
     gradients: list[Gradient],
     variables: list[tf.Variable],
     loss: tf.Tensor | None,
@@ -74,11 +76,13 @@ def micro_batch_of(
     scale: tf.Tensor,
     is_weighted: bool,
     change: Change | None = None,
+    multiplier: int = 1,
 ) -> MicroBatch:
     """Returns the summands of a replica's sums.
 
     Args:
         options: The caller's options.
+        clock: When the window closes.
         gradients: The replica's gradients.
         variables: Their variables.
         loss: Scalar mean over the micro-batch; None if unknown.
@@ -87,8 +91,9 @@ def micro_batch_of(
             micro-batch is the whole window and so its own mean.
         is_weighted: Whether `gradients` are already those of scale * loss.
         change: Code between these gradients and the optimizer; None if there is none.
+        multiplier: Number by which the loss of `gradients` was multiplied.
     """
-    replica_divisor = replica_divisor_of(gradients)
+    replica_divisor = replica_divisor_of(gradients) / multiplier
     is_wide = any(gradient.dtype == tf.float64 for gradient in gradients)
     dtype = tf.float64 if is_wide else tf.float32  # norms need float32 or wider
     sums = {"weight": tf.cast(weight, dtype)}
@@ -100,6 +105,12 @@ def micro_batch_of(
     if options.noise_scale:
         sums |= _squares(gradients, sums["weight"], is_weighted, replica_divisor)
     square = tf.constant(1.0, dtype) if is_weighted else tf.square(factor)
+    scale = None if is_weighted else scale
+    if clock.keeps_sums and replica_divisor != 1:
+        undivided = tf.constant(replica_divisor, dtype)
+        square *= tf.square(undivided)
+        scale = undivided if scale is None else factor * undivided
+        replica_divisor = 1
     if options.sparse_norm == "slices":
         sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         sums["slices"] = tf.reduce_sum(_of_slices(sparse, square))
@@ -110,7 +121,7 @@ def micro_batch_of(
         gradients=gradients,
         variables=variables,
         loss=loss,
-        scale=None if is_weighted else scale,
+        scale=scale,
         sums=sums,
         replica_divisor=replica_divisor,
         change=change,

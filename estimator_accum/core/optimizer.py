@@ -155,7 +155,15 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         weight, scale = weigh(value, options.reduction)
         is_weighted = value is None and tf.get_static_value(scale) == 1.0
         micro_batch = micro_batch_of(
-            options, gradients, variables, loss, weight, scale, is_weighted, change
+            options,
+            clock,
+            gradients,
+            variables,
+            loss,
+            weight,
+            scale,
+            is_weighted,
+            change,
         )._replace(device=device)
         train_op = make_train_op(options, clock, micro_batch, global_step)
         look_at_changes(multipliers, get_windows)

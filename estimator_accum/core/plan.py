@@ -19,7 +19,7 @@ class Plan(NamedTuple):
         names: Names of the trained variables.
         state: Its variables.
         num_replicas: Number of replicas that train in sync, a Python int.
-        replica_divisor: That of its micro-batches.
+        replica_divisor: That of its micro-batches; 1 if there are sums.
         is_observed: Whether hooks read its results. Those of Keras's windows nobody
             reads, and a NaN in their loss may be an unknown one.
         stop_request: Placeholder, fed with 1.0 if this task of a cluster should stop;

@@ -31,6 +31,12 @@ def replica_divisor_of(gradients: list[Gradient]) -> int:
     return replicas if any(_scales_a_loss(op, replicas, code) for op in needed) else 1
 
 
+def divisor_of_next_loss() -> int:
+    """Returns the number by which an optimizer of TensorFlow will divide a loss here."""
+    division = loss_division()
+    return 1 if division is None else round(1 / division(1.0))
+
+
 def _scales_a_loss(operation: tf.Operation, replicas: int, code) -> bool:
     """Returns whether code, TensorFlow's division, made the constant 1 / replicas."""
     if operation.type != "Const":

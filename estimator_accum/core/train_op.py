@@ -12,6 +12,7 @@ from estimator_accum.core.interception import without_interception
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.replica_context import check_replica_context
+from estimator_accum.core.replica_divisor import divisor_of_next_loss
 from estimator_accum.core.trained import (
     check_trained,
     checked_var_list,
@@ -130,13 +131,16 @@ def make_accumulating_train_op(
         raise ValueError(no_gradient_message(loss))
     # Weighting the loss is free, but may overflow float16.
     is_weighted = makes_mean(clock) and not _has_half_precision(loss, optimizer)
+    # So is undoing its division by the number of replicas, which no sum must contain.
+    multiplier = divisor_of_next_loss() if is_weighted and clock.keeps_sums else 1
+    factor = scale if multiplier == 1 else scale * multiplier
     # By default each gradient waits until all gradients of its operation are computed,
     # so that no variable changes before the last one has read it. A window ensures that
     # anyway, and the gates would be a third of the gradients' graph.
     gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
     with without_interception():
         pairs = optimizer.compute_gradients(
-            loss * tf.cast(scale, loss.dtype) if is_weighted else loss,
+            loss * tf.cast(factor, loss.dtype) if is_weighted else loss,
             var_list=var_list,
             **(gate_none if clock.keeps_sums else {}),
         )
@@ -146,7 +150,15 @@ def make_accumulating_train_op(
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
     micro_batch = micro_batch_of(
-        options, gradients, variables, loss, weight, scale, is_weighted
+        options,
+        clock,
+        gradients,
+        variables,
+        loss,
+        weight,
+        scale,
+        is_weighted,
+        multiplier=multiplier,
     )._replace(device=device)
     return make_train_op(options, clock, micro_batch, global_step)
 

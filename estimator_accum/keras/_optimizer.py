@@ -51,7 +51,6 @@ class Accumulating(Saving, DelegatingTrackable):
             weight=weight,
             on_nonfinite=on_nonfinite,
             partial_window="keep",
-            _is_reduced=False,
             _window=None,
             _indices={},
             _trained_variables=[],
@@ -189,10 +188,9 @@ class Accumulating(Saving, DelegatingTrackable):
             )
         window = self._window
         window.find_trained()
-        kind = (self.on_nonfinite, self._is_reduced)
-        kind += (tuple(window.trained), frozenset(window.sparse))
+        kind = self.on_nonfinite, tuple(window.trained), frozenset(window.sparse)
         if kind not in self._closing:
-            args = (window, self._options(), self._is_reduced, self._apply_to)
+            args = (window, self._options(), self._apply_to)
             self._closing[kind] = tf.function(lambda: close_partial_window(*args))
         self._strategy.run(self._closing[kind])
         return True
@@ -260,7 +258,6 @@ class Accumulating(Saving, DelegatingTrackable):
                 "update. Received: a weight in apply_gradients(), and "
                 "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
             )
-        self._is_reduced = is_reduced
         return run_micro_step(
             self._window,
             self._gradients_by_index(self._without_empty(pairs), replica),

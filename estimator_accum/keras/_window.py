@@ -1,10 +1,11 @@
 """Windows of Keras optimizers.
 
-    mean = sum_i w_i * g_i / sum_i (w_i / replicas)
+    mean = sum_i w_i * g_i / sum_i w_i
 
-over all micro-batches i of the window and all replicas: Keras divides the loss by the
-number of replicas and sums gradients. Both sums are those of one replica with the
-joined batch, so that any number of replicas may resume a saved window. One
+over all micro-batches i of the window and all replicas. Keras divides the loss by the
+number of replicas, to share a batch among them: without weights, w_i is 1 / replicas,
+so that a batch counts as one. Both sums are in units of no cluster, so that any number
+of replicas may resume a saved window. One
 implementation for every Keras, for eager execution, tf.function and graphs, which uses
 the micro-step and the boundary of estimator_accum/core/window.py.
 """
@@ -134,14 +135,19 @@ def run_micro_step(
         Scalar bool, whether the window closed.
     """
     gradients = _of_known_kinds(variables, gradients)
-    plan = _open(variables, options, is_reduced)
+    plan = _open(variables, options)
     dtype = variables.weight.total.dtype
     loss = None if loss is None else tf.cast(loss, dtype)
     counts_for = tf.constant(1 / plan.num_replicas, dtype)
     term = nan(dtype) if loss is None else loss
+    scale = None
     if weight is not None:
-        weight = tf.cast(weight, dtype)
-        counts_for, term = weight / plan.num_replicas, weight * term
+        counts_for = tf.cast(weight, dtype)
+        # Keras has divided the loss, and so the gradients.
+        scale = counts_for if plan.num_replicas == 1 else counts_for * plan.num_replicas
+        term = scale * term
+    if is_reduced and plan.num_replicas > 1:  # each replica adds the same sum
+        scale = counts_for
     if options.on_nonfinite == "skip_window" and loss is not None:
         # The boundary checks the weight, because some losses may be unknown.
         is_known = tf.logical_or(tf.math.is_finite(loss), tf.equal(counts_for, 0.0))
@@ -150,7 +156,7 @@ def run_micro_step(
         gradients=list(gradients.values()),
         variables=[],
         loss=loss,
-        scale=weight,
+        scale=scale,
         sums={"weight": counts_for, "loss": term},
     )
     counted = add(plan, micro_batch)
@@ -159,28 +165,26 @@ def run_micro_step(
 
 
 def close_partial_window(
-    variables: Variables, options: Options, is_reduced: bool, apply: Apply
+    variables: Variables, options: Options, apply: Apply
 ) -> tf.Tensor:
     """Applies the micro-batches in the window so far, in replica context."""
     nothing = tf.constant(0, tf.int64)
-    plan = _open(variables, options, is_reduced)
+    plan = _open(variables, options)
     return _close_if_done(variables, plan, nothing, nothing, apply)
 
 
-def _open(variables: Variables, options: Options, is_reduced: bool) -> Plan:
+def _open(variables: Variables, options: Options) -> Plan:
     """Returns the open window; it has touched rows for sparse gradients only."""
     accumulators = [
         Accumulator(a.total, a.touched if i in variables.sparse else None)
         for i, a in enumerate(variables.accumulators)
     ]
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return Plan(
         options=options,
         clock=_Clock(options.gradient_accumulation_steps, variables),
         names=_names(variables),
-        num_replicas=replicas,
-        # Each replica has added the same sum.
-        replica_divisor=1 / replicas if is_reduced else 1,
+        num_replicas=tf.distribute.get_strategy().num_replicas_in_sync,
+        replica_divisor=1,
         is_observed=False,
         state=State(
             accumulators=[accumulators[i] for i in variables.trained],
