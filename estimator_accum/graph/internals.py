@@ -75,6 +75,19 @@ def is_stateful(kind: str) -> bool | None:
     return None if definition is None else definition.is_stateful
 
 
+def has_own_seed(kind: str) -> bool:
+    """Returns whether it draws from its own state. If renamed, some draws are refused."""
+    definition = op_def_registry.get(kind)
+    if definition is None or not definition.is_stateful:
+        return False
+    dtypes = {argument.type for argument in definition.output_arg}
+    is_object = any(argument.is_ref for argument in definition.output_arg)
+    is_object |= tf.resource.as_datatype_enum in dtypes  # such as a queue
+    names = {attribute.name for attribute in definition.attr}
+    is_layer = kind.startswith("Cudnn")
+    return not (is_object or is_layer) and {"seed", "seed2"} <= names
+
+
 def dtype_of_handle(handle) -> tf.DType | None:
     """Returns its variable's dtype. If renamed, None: sums keep their own dtype."""
     data = getattr(handle, "_handle_data", None)

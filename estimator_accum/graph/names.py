@@ -4,6 +4,8 @@ import re
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import has_own_seed
+
 # Values that a session gets from outside, under this name and no copy's.
 FED = {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 # Operations that take a micro-batch from an input pipeline or a queue.
@@ -52,6 +54,24 @@ PYTHON = {"PyFunc", "EagerPyFunc"}
 # Operations that show or check values, or call Python, which has no state in the graph.
 SHOWING = {"Assert", "Print", "PrintV2", "LogMessage", "PyFuncStateless", *PYTHON}
 
+
+def _gamma(shape, alpha, seed, dtype) -> tf.Tensor:
+    whole = tf.concat([shape, tf.shape(alpha, shape.dtype)], 0)
+    return tf.random.stateless_gamma(whole, seed, alpha, dtype=dtype)
+
+
+def _poisson(shape, rate, seed, dtype) -> tf.Tensor:
+    whole = tf.concat([shape, tf.shape(rate, shape.dtype)], 0)
+    return tf.random.stateless_poisson(whole, seed, rate, dtype)
+
+
+def _shuffle(value, seed, dtype) -> tf.Tensor:
+    del dtype
+    shape = tf.shape(value)[:1]
+    numbers = tf.random.stateless_uniform(shape, seed, None, None, tf.int64)
+    return tf.gather(value, tf.argsort(numbers))
+
+
 # Operations that draw from a state of their own: the function that takes their place,
 # and the names of its inputs.
 STATELESS = {
@@ -60,22 +80,43 @@ STATELESS = {
     "RandomStandardNormal": (tf.random.stateless_normal, ["shape"]),
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
+    "RandomGamma": (_gamma, ["shape", "alpha"]),
+    "RandomPoisson": (_poisson, ["shape", "rate"]),
+    "RandomPoissonV2": (_poisson, ["shape", "rate"]),
+    "RandomShuffle": (_shuffle, ["value"]),
+}
+# Draws for each number of a parameter: its type, and whether the shape is that of all.
+DRAWS_OF_PARAMETERS = {
+    **dict.fromkeys(("RandomGamma", "RandomPoisson", "RandomPoissonV2"), False),
+    **dict.fromkeys(("StatelessRandomGammaV2", "StatelessRandomGammaV3"), True),
+    "StatelessRandomPoisson": True,
 }
 # These, and operations that draw from a seed.
 DRAWS = {
     *STATELESS,
+    *DRAWS_OF_PARAMETERS,
     *("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal"),
     *("StatelessRandomNormalV2", "StatelessTruncatedNormal", "StatelessMultinomial"),
     *("StatelessTruncatedNormalV2", "StatelessRandomUniformInt"),
     "StatelessRandomUniformIntV2",
 }
 # Those whose first input is the shape.
-SHAPED_DRAWS = DRAWS - {"Multinomial", "StatelessMultinomial"}
+SHAPED_DRAWS = DRAWS - {
+    *DRAWS_OF_PARAMETERS,
+    *("Multinomial", "StatelessMultinomial", "RandomShuffle"),
+}
+# Samplers that learn from the classes they have seen, too.
+_LEARNING = {"LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler"}
 
 
 def is_draw(operation: tf.Operation) -> bool:
     """Returns whether `operation` draws random numbers with a state of its own."""
-    return operation.type in STATELESS
+    return draws_by_state(operation.type)
+
+
+def draws_by_state(kind: str) -> bool:
+    """Returns whether operations of a type draw from a state, and do nothing else."""
+    return kind in STATELESS or (kind not in _LEARNING and has_own_seed(kind))
 
 
 def draws_from_seed(kind: str) -> bool:

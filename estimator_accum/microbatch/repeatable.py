@@ -21,6 +21,7 @@ from estimator_accum.graph.names import (
     SETTLED,
     SHOWING,
     STATELESS,
+    draws_by_state,
     moves_generator,
 )
 from estimator_accum.graph.walks import ancestors, path_to
@@ -63,7 +64,9 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
     needed = ancestors([tensor.op for tensor in tensors])
     library = library_of_functions()
     for operation in list(needed):
-        if operation.type in STATELESS and context_of(operation) is None:
+        # An order of the batch cannot be drawn by micro-batch.
+        is_by_example = operation.type in STATELESS.keys() - {"RandomShuffle"}
+        if is_by_example and context_of(operation) is None:
             _draw_by(operation, micro_batch_seed)
         elif not is_repeatable(operation, library):
             raise ValueError(
@@ -120,6 +123,7 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     return any(
         not _is_repeatable(kind, library)
         and kind not in SHOWING | DRAWS
+        and not draws_by_state(kind)
         and not moves_generator(kind)
         for kind in _kinds(operation, library)
     )

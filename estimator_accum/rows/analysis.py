@@ -26,8 +26,10 @@ from estimator_accum.graph.names import (
     CALLERS,
     PYTHON,
     STATELESS,
+    draws_by_state,
     draws_from_seed,
     is_draw,
+    moves_generator,
 )
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
@@ -261,11 +263,11 @@ class Analysis:
         Such as random numbers of a fixed shape, in functions, branches and loops; draws
         elsewhere are changed to one for each batch.
         """
-        if operation.type in PYTHON or operation.type == "RngReadAndSkip":
+        if operation.type in PYTHON or moves_generator(operation.type):
             return True
         if is_draw(operation):
             is_inside = context_of(operation) is not None
-            return self._is_body or is_inside
+            return self._is_body or is_inside or operation.type not in STATELESS
         if self._has_new_seeds and draws_from_seed(operation.type):
             return True
         functions = functions_of(operation)
@@ -276,7 +278,8 @@ class Analysis:
         kinds = {node.op for node in nodes_of(functions, self._library)}
         if self._has_new_seeds and any(map(draws_from_seed, kinds)):
             return True
-        return bool(kinds & {*STATELESS, *PYTHON, "RngReadAndSkip"})
+        draws = any(draws_by_state(kind) or moves_generator(kind) for kind in kinds)
+        return draws or bool(kinds & PYTHON)
 
     def _put(self, operation: tf.Operation, states: State | list[State]) -> None:
         if isinstance(states, State):

@@ -6,6 +6,7 @@ import tensorflow as tf
 from estimator_accum.graph.names import SHAPES
 from estimator_accum.rows.sizes import (
     ARITHMETIC,
+    ONE,
     Size,
     Unknown,
     broadcast_gradient_axes,
@@ -57,9 +58,12 @@ def _broadcast_value(analysis, operation: tf.Operation, tensor: tf.Tensor):
     if x is None or y is None:
         return None
     if operation.type == "BroadcastArgs":
-        if len(x) != len(y) or list(x) != list(y):
+        length = max(len(x), len(y))
+        pairs = [[ONE] * (length - len(shape)) + [*shape] for shape in (x, y)]
+        dims = [{*pair} - {ONE} for pair in zip(*pairs, strict=True)]
+        if any(len(lengths) > 1 for lengths in dims):
             raise Unknown
-        return x
+        return sizes([(*lengths, ONE)[0] for lengths in dims])
     axes = broadcast_gradient_axes(x, y)
     return sizes(axes[tensor.value_index])
 

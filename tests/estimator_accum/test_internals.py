@@ -185,6 +185,12 @@ def is_function():
 
 
 @_finds
+def has_own_seed():
+    kinds = "RandomUniform", "RandomShuffle", "RandomShuffleQueueV2", "MatMul"
+    return list(map(internals.has_own_seed, kinds)) == [True, True, False, False]
+
+
+@_finds
 def functions_in():
     call, _ = _call()
     library = call.graph.as_graph_def().library

@@ -43,7 +43,7 @@ def whole_batch_values(
     draws = draws_of_passes(batch, *plan.fed, *losses)
     view = View(batch, [*plan.fed, *losses, *(draw.outputs[0] for draw in draws)])
     # If the first pass runs the network anyway, the values are computed after it.
-    is_twice = bool(early.collected)
+    is_twice = bool(early.collected) or early.draws
     copies = early if is_twice else Copies(batch, is_early=False)
     copies.take_losses(view, losses)
     shown = _scalars(copies.border(view, losses), losses, view)

@@ -141,6 +141,7 @@ def _of_head(
     targets = [gradient for _, gradient in pairs]
     targets += [part for part in parts if part is not None]
     if border.draws():  # once: what is reported of the loss draws the same numbers
+        copies.draws = True
         targets += [tensor for tensor in rows if not _is_loss_of_all(tensor)]
     derived = frozenset(graph.get_operations()) - before
     values = iter(copies.make(view, targets, derived))

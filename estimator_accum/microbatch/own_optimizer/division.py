@@ -126,9 +126,8 @@ def _sentence_of_change(operation: tf.Operation, path: str) -> str:
         )
     return (
         "A value that all examples share must be the same in all micro-batches. Received: "
-        f"{path}, of type {operation.type}, which gives another one in each run. Draw "
-        "random numbers by tf.random.normal, tf.random.uniform or "
-        "tf.random.truncated_normal, or draw some for each example."
+        f"{path}, of type {operation.type}, which gives another one in each run. "
+        "Compute it in input_fn, as a feature, or train without micro-batches."
     )
 
 

@@ -145,6 +145,7 @@ class Border:
     def __init__(self, view: View, targets, new_ops=frozenset(), values=()):
         # As keys: a set's order would make another graph in each process.
         self.operations, self.shapes = {}, {}
+        self._reads_new = False  # a value of no batch that each run has anew
         frontier, seen, waiting = {}, set(), list(targets)
         while waiting:
             tensor = waiting.pop()
@@ -156,6 +157,8 @@ class Border:
             in_loop = is_in_loop(operation)
             is_needed = is_new or in_loop or operation in view.of_batch
             if view.is_part(tensor) or not is_needed:
+                is_mixed = view.state(tensor).kind == "mixed"
+                self._reads_new |= is_mixed and not view.is_part(tensor)
                 continue
             if not (is_new or in_loop) and view.is_shared_draw(tensor):
                 continue
@@ -175,8 +178,8 @@ class Border:
         self.frontier = list(frontier.values())
 
     def draws(self) -> bool:
-        """Returns whether the copy draws random numbers."""
-        return any(map(is_draw, self.operations))
+        """Returns whether the copy draws random numbers, or reads some that are drawn."""
+        return self._reads_new or any(map(is_draw, self.operations))
 
 
 def _are_rows(view: View, operation: tf.Operation, new_ops) -> bool:
@@ -205,11 +208,12 @@ class Copies:
 
     Attributes:
         collected: Tensors whose rows the pass collects, and the axis of these.
+        draws: Whether copies draw numbers that another copy would draw anew.
     """
 
     def __init__(self, batch: WholeBatch, is_early: bool):
         self._batch, self._is_early = batch, is_early
-        self.collected = []
+        self.collected, self.draws = [], False
         self._found = {}  # copies by the tensors that they are of
 
     def border(self, view: View, targets: list[tf.Tensor]) -> Border:

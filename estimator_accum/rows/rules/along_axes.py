@@ -1,6 +1,7 @@
 """Rules of operations that combine elements along some axes."""
 
 from estimator_accum.rows.rules.dims import axes_of, keep_dims, without_axes
+from estimator_accum.rows.rules.from_sizes import check_seed
 from estimator_accum.rows.rules.refusals import (
     ALONG,
     FIXED_BESIDE,
@@ -129,9 +130,10 @@ def _reverse_sequence(analysis, operation, states):
     return state
 
 
-@rule("Multinomial")
+@rule("Multinomial", "StatelessMultinomial")
 def _multinomial(analysis, operation, states):
     state = only_first(states)
+    check_seed(analysis, operation)
     if state.axis != 0:
         raise Mixed("it draws for each class")
     return state

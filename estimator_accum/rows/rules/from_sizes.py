@@ -2,19 +2,24 @@
 
 import tensorflow as tf
 
-from estimator_accum.graph.names import SHAPED_DRAWS
+from estimator_accum.graph.names import DRAWS_OF_PARAMETERS, SHAPED_DRAWS
 from estimator_accum.rows.rules.refusals import (
     FIXED_BESIDE,
     NO_SHAPE,
     PLACE,
     SIZE,
     UNLIKE,
+    without_places,
 )
 from estimator_accum.rows.rules.table import rule
 from estimator_accum.rows.sizes import ONE, N, Size
 from estimator_accum.rows.states import FIXED, Mixed, State
 
-FROM_SIZES = {"Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip", *SHAPED_DRAWS}
+FROM_SIZES = {
+    *("Fill", "Tile", "BroadcastTo", "Range", "RngReadAndSkip"),
+    *SHAPED_DRAWS,
+    *DRAWS_OF_PARAMETERS,
+}
 
 
 def _made(analysis, output: tf.Tensor, dims) -> State:
@@ -39,13 +44,46 @@ def _fill(analysis, operation, states):
 def _random(analysis, operation, states):
     if states[0].kind != "sizes" or any(state.kind != "fixed" for state in states[1:]):
         raise Mixed(SIZE)
+    check_seed(analysis, operation)
+    return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
+
+
+@rule(*DRAWS_OF_PARAMETERS)
+def _random_by_parameters(analysis, operation, states):
+    shape, *others, state = states
+    if shape.kind not in ("fixed", "sizes") or {*others} - {FIXED}:
+        raise Mixed(SIZE)
+    without_places([state])
+    check_seed(analysis, operation)
+    output, parameter = operation.outputs[0], operation.inputs[-1]
+    dims = analysis.value(operation.inputs[0])
+    if dims is None:
+        raise Mixed(NO_SHAPE)
+    dims, sizes = [*dims], analysis.dims(parameter)
+    if not DRAWS_OF_PARAMETERS[operation.type]:  # for each number as many
+        dims += sizes
+    before = len(dims) - len(sizes)
+    if state.kind == "rows":
+        place = before + state.axis
+        places = [i for i, size in enumerate(dims) if size.power]
+        if places != [place] or dims[place] != N * state.span:
+            raise Mixed(UNLIKE)
+        state = state._replace(axis=place, is_first=False)
+        return analysis.set_dims(output, state, dims)
+    result = _made(analysis, output, dims)
+    if result.axis >= before and sizes[result.axis - before] != ONE:
+        raise Mixed(FIXED_BESIDE)
+    return result
+
+
+def check_seed(analysis, operation: tf.Operation) -> None:
+    """Raises Mixed if an operation draws the same numbers for every micro-batch."""
     if operation.type.startswith("Stateless") and not _has_new_seed(
         analysis, operation
     ):
         raise Mixed(
             "a stateless operation draws the same numbers for every micro-batch"
         )
-    return _made(analysis, operation.outputs[0], analysis.value(operation.inputs[0]))
 
 
 def _has_new_seed(analysis, operation: tf.Operation) -> bool:

@@ -507,6 +507,7 @@ def test_random_numbers_have_rows_if_a_state_draws_them(seen):
             tf.random.truncated_normal(wide),
             tf.random.uniform(wide, 0, 9, tf.int32),
             tf.random.categorical(tf.ones([tf.shape(y)[0], 3]), 2),
+            *(f(wide, 2.0) for f in (tf.random.gamma, tf.random.poisson)),
             *(f(wide) for f in (generator.normal, generator.uniform)),
             generator.truncated_normal(wide),
             generator.uniform(wide, 0, 9, tf.int32),
@@ -521,6 +522,20 @@ def test_the_seed_of_a_micro_batch_draws_rows_in_a_loop():
         return _loop(y, lambda z: z + tf.random.stateless_uniform(tf.shape(y), seed))
 
     _assert_rows(draw, 0, is_run=False)
+
+
+def test_draws_for_each_number_of_a_parameter_have_its_rows(seen):
+    def draw(y):
+        seed = v1.placeholder(tf.int32, [2])
+        whole = tf.concat([[3], tf.shape(y)], 0)
+        return [
+            *(f([3], y) for f in (tf.random.gamma, tf.random.poisson)),
+            tf.random.stateless_gamma(whole, seed, y),
+            tf.random.stateless_poisson(whole, seed, y, tf.float32),
+            tf.transpose(tf.random.stateless_categorical(y[:, None], 3, seed)),
+        ]
+
+    seen |= _assert_rows(draw, 1, is_run=False)
 
 
 def _of_elements(kind: str):
@@ -595,5 +610,6 @@ def test_every_rule_was_tried(seen):
             "StatelessRandomUniform",
         ),
         *("StatelessRandomUniformInt", "MatrixDiagPartV3", "TensorListElementShape"),
-        "TensorListLength",
+        *("TensorListLength", "RandomPoisson", "StatelessRandomGammaV2"),
+        "StatelessRandomGammaV3",
     }

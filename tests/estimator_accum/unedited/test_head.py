@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, per_example
+from estimator_accum.graph.names import draws_by_state
 from tests.helpers.models import model_fns
 from tests.helpers.models.examples import make_dataset
 from tests.helpers.models.interception import build, cut, train
@@ -162,6 +163,121 @@ def test_a_random_number_without_examples_is_one_number_for_the_batch(draw):
     # loss = number * 4, and each weight's gradient is the number.
     moved = (1.0 - values["weights"]) / 0.1
     np.testing.assert_allclose(moved, np.full([4, 1], loss / 4), rtol=1e-5)
+
+
+def _sampled(name: str):
+    """Returns a function that draws classes, and how often they are expected."""
+
+    def draw(n):
+        options = {"num_true": 1, "num_sampled": 3, "unique": True, "range_max": 9}
+        if name == "AllCandidateSampler":
+            options["num_sampled"] = options.pop("range_max")
+        if name == "FixedUnigramCandidateSampler":
+            options["unigrams"] = [1.0] * 9
+        classes = tf.zeros([n, 1], tf.int64)
+        return getattr(tf.raw_ops, name)(true_classes=classes, **options)
+
+    return draw
+
+
+def _boxed(n):
+    boxes = tf.reshape([0.1, 0.1, 0.9, 0.9], [1, 1, 4])
+    box = tf.image.sample_distorted_bounding_box([n + 9, 9, 3], boxes, 0, 0.1)
+    return box[0], box[2]
+
+
+# Each type of operation that draws from a state, with a number of numbers.
+_DRAWS = {
+    "RandomUniform": lambda n: tf.random.uniform([n]),
+    "RandomUniformInt": lambda n: tf.random.uniform([n], 1, 9, tf.int32),
+    "RandomStandardNormal": lambda n: tf.random.normal([n]),
+    "TruncatedNormal": lambda n: tf.random.truncated_normal([n]),
+    "Multinomial": lambda n: v1.multinomial(tf.zeros([n, 5]), 1)[:, 0],
+    "RandomGamma": lambda n: tf.random.gamma([n], 2.0),
+    "RandomPoissonV2": lambda n: tf.random.poisson([n], 2.0),
+    "RandomShuffle": lambda n: tf.random.shuffle(tf.range(n)),
+    "ParameterizedTruncatedNormal": lambda n: tf.raw_ops.ParameterizedTruncatedNormal(
+        shape=[n], means=0.0, stdevs=1.0, minvals=-1.0, maxvals=1.0
+    ),
+    "SampleDistortedBoundingBox": lambda n: tf.raw_ops.SampleDistortedBoundingBox(
+        image_size=[n + 9, 9, 3], bounding_boxes=[[[0.1, 0.1, 0.9, 0.9]]]
+    )[0],
+    "SampleDistortedBoundingBoxV2": _boxed,
+    **{
+        f"{kind}CandidateSampler": _sampled(f"{kind}CandidateSampler")
+        for kind in ("All", "FixedUnigram", "LogUniform", "Uniform")
+    },
+}
+
+
+def test_every_type_that_draws_from_a_state_is_tried():
+    kinds = filter(draws_by_state, dir(tf.raw_ops))
+    removed = {"RandomCrop", "RandomPoisson"}  # from TensorFlow's graphs
+    assert {*kinds} - removed == _DRAWS.keys()
+
+
+@pytest.mark.parametrize("of_batch", [True, False], ids=["of the batch", "shared"])
+@pytest.mark.parametrize("kind", _DRAWS)
+def test_all_micro_batches_share_one_draw_of_the_batch(kind, of_batch):
+    def loss_of(x, labels, weights):
+        parts = tf.nest.flatten(_DRAWS[kind](tf.shape(x)[0] if of_batch else 3))
+        number = sum(
+            tf.reduce_sum(
+                tf.cast(part, tf.float32)
+                * tf.cast(tf.range(1, tf.size(part) + 1), tf.float32)
+                if part.shape.rank == 1
+                else tf.cast(part, tf.float32)
+            )
+            for part in parts
+        )
+        return tf.reduce_mean(tf.matmul(x, weights) * 0.0) + number * weights[0, 0]
+
+    values, (loss,) = train(cut(_model_fn(loss_of)), _BATCH)
+    moved = (1.0 - values["weights"][0, 0]) / 0.1
+    np.testing.assert_allclose(moved, loss, rtol=1e-4)
+    if kind == "RandomShuffle" and of_batch:
+        assert loss > 18 * 17 / 2  # one order of 18 examples, not four of a few
+
+
+@pytest.mark.parametrize("kind", ["RandomGamma", "RandomPoissonV2"])
+def test_each_example_draws_by_its_own_parameter(kind):
+    """And the micro-batches run twice, since the loss combines the rows."""
+
+    def loss_of(x, labels, weights):
+        rates = tf.nn.softplus(x[:, 0])
+        draw = tf.random.gamma if kind == "RandomGamma" else tf.random.poisson
+        drawn = draw([], rates)
+        products = tf.matmul(x * drawn[:, None] * 0.0 + drawn[:, None], weights)
+        return tf.reduce_sum(tf.sort(products[:, 0]))
+
+    values, (loss,) = train(cut(_model_fn(loss_of)), _BATCH)
+    moved = (1.0 - values["weights"]) / 0.1
+    np.testing.assert_allclose(moved, np.full([4, 1], loss / 4), rtol=1e-5)
+
+
+def test_sampled_classes_are_those_of_the_batch():
+    """Every class is sampled, so the plain weights are known."""
+
+    def model_fn(features, labels, mode):
+        start = v1.random_normal_initializer(seed=1)
+        table = v1.get_variable("table", [5, 3], initializer=start)
+        bias = v1.get_variable("bias", [5], initializer=v1.zeros_initializer())
+        kernel = v1.get_variable("kernel", [4, 3], initializer=start)
+        hidden = tf.tanh(tf.matmul(features["x"], kernel))
+        classes = tf.cast(labels[:, None], tf.int64) % 5
+        losses = [
+            f(table, bias, classes, hidden, 5, 5)
+            for f in (tf.nn.sampled_softmax_loss, tf.nn.nce_loss)
+        ]
+        loss = tf.reduce_mean(tf.add_n(losses))
+        step = v1.train.get_or_create_global_step()
+        adam = v1.train.AdamOptimizer(0.1).minimize(loss, step)
+        return spec_of(mode, loss, adam)
+
+    theirs, expected = train(model_fn, _BATCH, 3)
+    ours, losses = train(cut(model_fn), _BATCH, 3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert relative_difference(ours, theirs) <= 1e-5
 
 
 def test_what_the_head_draws_is_drawn_once():

@@ -614,15 +614,38 @@ def _stateless(a, kind):
     return _call(kind, shape=a.sizes(a.shape(2)), **arguments)
 
 
+@_for("RandomGamma", "RandomPoisson", "RandomPoissonV2")
+@_for("StatelessRandomGammaV2", "StatelessRandomGammaV3", "StatelessRandomPoisson")
+def _random_by_parameters(a, kind):
+    shape = a.shape(a.one_of(0, 1, 2, 3))
+    number = int(a.chance.integers(len(shape) + 1))
+    parameter = a.any([n if a.happens(0.8) else 1 for n in shape[number:]])
+    whole = shape if kind.startswith("Stateless") else shape[:number]
+    arguments = {
+        "key": v1.placeholder_with_default(tf.constant([1], tf.uint64), [1]),
+        "counter": tf.constant([1, 2], tf.uint64),
+        "alg": 1,
+        **dict.fromkeys(("alpha", "rate", "lam"), parameter),
+    }
+    if kind.startswith("Stateless"):
+        arguments["seed"] = v1.placeholder_with_default([1, 2], [2])
+    if "Poisson" in kind:
+        arguments["dtype"] = tf.float32
+    size = a.sizes(whole) if whole else tf.zeros([0], tf.int32)
+    return _call(kind, shape=size, **arguments)
+
+
 @_for("RngReadAndSkip")
 def _generator(a, kind):
     generator = tf.random.Generator.from_seed(1)
     return generator.normal(a.sizes(a.shape(2)))
 
 
-@_for("Multinomial")
+@_for("Multinomial", "StatelessMultinomial")
 def _multinomial(a, kind):
-    return raw.Multinomial(logits=_tensor(a, (2,))[0], num_samples=a.length())
+    seed = v1.placeholder_with_default([1, 2], [2])
+    arguments = {"logits": _tensor(a, (2,))[0], "num_samples": a.length()}
+    return _call(kind, **arguments, seed=seed if kind.startswith("S") else 1)
 
 
 @_for("Range")
