@@ -23,6 +23,7 @@ READERS = READERS_OF_VALUE | READERS_OF_NO_VALUE
 # Operations with state that are the same for all micro-batches of an update.
 SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
 WRITERS = re.compile(r"Assign|Scatter|Apply")
+WRITERS_OF_TABLES = re.compile(r"LookupTable(Insert|Import|Remove)")
 # Writers by which a variable, or a part, gets a value that does not depend on its own.
 SETTERS = {
     *("Assign", "AssignVariableOp", "ScatterUpdate", "ResourceScatterUpdate"),

@@ -17,6 +17,7 @@ from estimator_accum.graph.names import (
     SETTLED,
     VARIABLES,
     WRITERS,
+    WRITERS_OF_TABLES,
     moves_generator,
 )
 from estimator_accum.graph.outermost import value_of_graph
@@ -107,6 +108,25 @@ def writing(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
         for operation in operations
         if writes(operation)
         or (operation.type in CALLERS and _calls_writer(operation, library()))
+    ]
+
+
+def written_handles(graph: tf.Graph) -> list[tuple[tf.Operation, tf.Tensor]]:
+    """Returns (operation, handle) of all variables and tables that a graph writes."""
+
+    def is_write(node) -> bool:
+        return writes(node) or WRITERS_OF_TABLES.search(node.op) is not None
+
+    with graph.as_default():
+        library = library_of_functions()
+    ways = Ways(library, is_write)
+    return [
+        (operation, tensor)
+        for operation in graph.get_operations()
+        for place, tensor in enumerate(operation.inputs)
+        if tensor.dtype == tf.resource and operation.type not in READERS | PASSING
+        if any(ways.to_writes(operation.node_def, place))
+        if functions_of(operation) or is_write(operation.node_def)
     ]
 
 

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
 from estimator_accum.graph.functions import (
+    all_nodes,
     functions_of,
     library_of_functions,
     nodes_of,
     operations_with_own_gradients,
 )
-from estimator_accum.graph.handles import Ways
 from estimator_accum.graph.internals import captures_of, is_composite
 from estimator_accum.graph.names import (
     CALLERS,
@@ -21,7 +21,7 @@ from estimator_accum.graph.names import (
     WRITERS,
     draws_from_seed,
 )
-from estimator_accum.graph.writers import writes, writing
+from estimator_accum.graph.writers import written_handles
 from estimator_accum.microbatch.repeatable import is_repeatable
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.own_gradients import (
@@ -49,6 +49,9 @@ class Forward(NamedTuple):
         seeds: Variables from which random numbers come, and which a pass moves.
         draws: Whether random numbers come from the function's seed.
         has_own_gradients: Whether somebody wrote the gradient of an operation.
+        inline: `function` before it was traced, for graphs that need its operations.
+        looks_up: Whether gradients may be slices.
+        jit_compile: Whether XLA compiles the pass, True or None.
     """
 
     function: Callable[..., list[tf.Tensor]]
@@ -57,6 +60,13 @@ class Forward(NamedTuple):
     seeds: list[tf.Variable]
     draws: bool
     has_own_gradients: bool
+    inline: Callable[..., list[tf.Tensor]] | None = None
+    looks_up: bool = False
+    jit_compile: bool | None = None
+
+    def handles_of_seeds(self, graph: tf.Graph) -> list[tf.Tensor]:
+        """Returns a graph's handles of `seeds`."""
+        return [handle for handle, _ in _captures(graph, self.seeds)]
 
     def dressed(self, flat: list[tf.Tensor]) -> Any:
         """Returns outputs as the model returns them, with all that losses look for.
@@ -131,10 +141,20 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     with function.graph.as_default():
         operations = function.graph.get_operations()
         has_own_gradients = bool(operations_with_own_gradients(operations))
+        kinds = {node.op for node in all_nodes(operations)}
     if has_own_gradients:
         _check_own_gradients(forward, function, specs, variables, seeds)
-    draws = bool(seed.consumers())
-    return Forward(function, structure[0], companions, seeds, draws, has_own_gradients)
+    return Forward(
+        function,
+        structure[0],
+        companions,
+        seeds,
+        draws=bool(seed.consumers()),
+        has_own_gradients=has_own_gradients,
+        inline=forward,
+        looks_up=has_own_gradients or any("Gather" in kind for kind in kinds),
+        jit_compile=jit_compile,
+    )
 
 
 def _beside(output: tf.Tensor, is_eager: bool) -> Iterator[tuple[str, tf.Tensor]]:
@@ -179,26 +199,15 @@ def _moved_seeds(graph: tf.Graph, seeds: list[tf.Variable]) -> list[tuple]:
     """
     captures = {inner.ref(): (inner, seed) for inner, seed in _captures(graph, seeds)}
     moved = {}
-    with graph.as_default():
-        writers = writing(graph.get_operations())
-        ways = Ways(library_of_functions(), writes)
-    for operation in writers:
-        for place, tensor in enumerate(operation.inputs):
-            if tensor.dtype != tf.resource:
-                continue
-            # A function gets the handles of weights, too.
-            if functions_of(operation) and not any(
-                ways.to_writes(operation.node_def, place)
-            ):
-                continue
-            if tensor.ref() not in captures:
-                raise ValueError(
-                    "A cut model must write no variable while it trains: each micro-"
-                    f"batch would. Received: {operation.name}, which writes "
-                    f"{tensor.name}. Set trainable = False for batch normalization, use "
-                    "a normalization of each example, or train with accumulate()."
-                )
-            moved[tensor.ref()] = captures[tensor.ref()]
+    for operation, tensor in written_handles(graph):
+        if tensor.ref() not in captures:
+            raise ValueError(
+                "A cut model must write no variable while it trains: each micro-"
+                f"batch would. Received: {operation.name}, which writes "
+                f"{tensor.name}. Set trainable = False for batch normalization, use "
+                "a normalization of each example, or train with accumulate()."
+            )
+        moved[tensor.ref()] = captures[tensor.ref()]
     return list(moved.values())
 
 

@@ -10,11 +10,13 @@ in a micro-batch.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.keras._forward import Forward
+from estimator_accum.rows.analysis import Analysis
 
 
 class Cut:
@@ -96,13 +98,25 @@ def gradients_of(
     with tf.control_dependencies(arriving):
         inputs = [tf.identity(tensor) for tensor in inputs]
 
+    number = len(inputs)
+
+    def derive(rows, seed, part):
+        del part
+        outputs = forward.inline(*rows[:number], seed)
+        targets = [outputs[i] for i in places]
+        return tf.gradients(targets, variables, grad_ys=rows[number:]), []
+
     def run(i):
+        if derived:
+            rows = cut.take([*inputs, *arriving], i)
+            return derived(rows, _seed_of(seed, i), cut.part(i))
         with tf.GradientTape() as tape:
             outputs = forward.function(*cut.take(inputs, i), _seed_of(seed, i))
             targets = [outputs[i] for i in places]
         gradients = cut.take(arriving, i)
         return tape.gradient(targets, variables, output_gradients=gradients), []
 
+    derived = _with_parts(forward, derive, [*inputs, *arriving])
     return _run_all(cut.number, run)[0]
 
 
@@ -122,11 +136,19 @@ def outputs_and_gradients_of(
         variables: The trained variables.
     """
 
-    def run(i):
-        outputs = forward.function(*cut.take(inputs, i), _seed_of(seed, i))
-        part = loss(cut.part(i), outputs, cut.take(targets, i))
-        return tf.gradients(part, variables), outputs
+    number = len(inputs)
 
+    def derive(rows, seed, part):
+        forward_pass = forward.inline if forward.looks_up else forward.function
+        outputs = forward_pass(*rows[:number], seed)
+        value = loss(part, outputs, rows[number:])
+        return tf.gradients(value, variables), outputs
+
+    def run(i):
+        rows = cut.take([*inputs, *targets], i)
+        return (derived or derive)(rows, _seed_of(seed, i), cut.part(i))
+
+    derived = _with_parts(forward, derive, [*inputs, *targets])
     gradients, outputs = _run_all(cut.number, run)
     return _with_rows_of(inputs, outputs), gradients
 
@@ -138,22 +160,125 @@ def _with_rows_of(inputs: list, outputs: list) -> list[tf.Tensor]:
     return outputs
 
 
+class _Part(NamedTuple):
+    """Slices of a gradient.
+
+    Attributes:
+        values: The slices.
+        indices: Their places.
+        shape: The variable's shape.
+        is_fixed: Whether no example decides the places.
+    """
+
+    values: tf.Tensor
+    indices: tf.Tensor
+    shape: tf.Tensor
+    is_fixed: bool
+
+
+def _with_parts(forward: Forward, derive: Callable, rows: list) -> Callable | None:
+    """Returns a traced function whose gradients have their slices apart.
+
+    Args:
+        forward: The model's forward pass.
+        derive: Function of a micro-batch's rows, seed and part of the batch that returns
+            gradients and outputs.
+        rows: Tensors [B, ...].
+
+    Returns:
+        Such a function, with a list of `_Part` in the place of `IndexedSlices`. None if
+        the model looks nothing up, and so has no slices.
+    """
+    if not forward.looks_up:
+        return None
+    are_fixed = []
+
+    def trace(*tensors):
+        *rows, seed, part = tensors
+        gradients, outputs = derive(rows, seed, part)
+        graph = tf.compat.v1.get_default_graph()
+        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        analysis = Analysis(rows, new_seeds=[seed, *forward.handles_of_seeds(graph)])
+        analysis.analyze([s.indices for s in slices])
+        parts = [_parts_of(s, analysis) for s in slices]
+        are_fixed[:] = [[part.is_fixed for part in lookups] for lookups in parts]
+        parts = iter([[part[:-1] for part in lookups] for lookups in parts])
+        gradients = [
+            next(parts) if isinstance(g, tf.IndexedSlices) else g for g in gradients
+        ]
+        return gradients, outputs
+
+    specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in rows]
+    specs += [tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float64)]
+    run = tf.function(trace, jit_compile=forward.jit_compile, autograph=False)
+    run = run.get_concrete_function(*specs)
+
+    def derived(rows, seed, part):
+        gradients, outputs = run(*rows, seed, part)
+        flags = iter(are_fixed)
+        gradients = [
+            [_Part(*p, flag) for p, flag in zip(g, next(flags), strict=True)]
+            if isinstance(g, list | tuple)
+            else g
+            for g in gradients
+        ]
+        return gradients, outputs
+
+    return derived
+
+
+def _parts_of(slices: tf.IndexedSlices, analysis: Analysis) -> list[_Part]:
+    """Returns the slices of each lookup, as many places as it has by itself."""
+
+    def lookups(indices):
+        operation = indices.op
+        if operation.type == "Identity":
+            return lookups(operation.inputs[0])
+        if operation.type != "ConcatV2":
+            return [indices]
+        return [place for part in operation.inputs[:-1] for place in lookups(part)]
+
+    indices = lookups(slices.indices)
+    for places in indices:
+        if analysis.state(places).kind not in ("fixed", "rows"):
+            raise ValueError(
+                "Places that a cut model looks up must be those of each example, or "
+                f"the same for all. Received: those of {places.op.name}, of which it is "
+                "not known. Look up outside of tf.function, tf.cond and loops, or train "
+                "with accumulate()."
+            )
+    sizes = [tf.size(places) for places in indices]
+    values = tf.split(slices.values, sizes) if len(sizes) > 1 else [slices.values]
+    return [
+        _Part(value, places, slices.dense_shape, analysis.state(places).kind == "fixed")
+        for value, places in zip(values, indices, strict=True)
+    ]
+
+
 def _run_all(number, run: Callable) -> tuple[list[Gradient | None], list[tf.Tensor]]:
     """Returns the sums and the joined rows of all micro-batches.
 
+    Slices whose places are the same in all micro-batches are summed, as those of the
+    batch at once are one slice a place; others are joined.
+
     Args:
         number: Number of micro-batches.
-        run: Function of i; returns gradients, whose slices are joined, and rows.
+        run: Function of i; returns gradients, whose slices may be in parts, and rows.
     """
-    first, rows = run(0)
-    dense = [i for i, gradient in enumerate(first) if isinstance(gradient, tf.Tensor)]
-    sparse = [i for i, g in enumerate(first) if isinstance(g, tf.IndexedSlices)]
 
     def split(gradients, rows) -> tuple[list, list]:
-        slices = [gradients[i] for i in sparse]
-        parts = [part for s in slices for part in (s.values, s.indices)]
-        return [gradients[i] for i in dense], [*parts, *rows]
+        totals, joined = [], []
+        for gradient in gradients:
+            for part in _parts(gradient):
+                if isinstance(part, tf.Tensor):
+                    totals.append(part)
+                elif part.is_fixed:
+                    totals.append(part.values)
+                else:
+                    joined += [part.values, part.indices]
+        return totals, [*joined, *rows]
 
+    first, rows = run(0)
     totals, parts = split(first, rows)
     arrays = _begin(number, parts)
 
@@ -169,14 +294,29 @@ def _run_all(number, run: Callable) -> tuple[list[Gradient | None], list[tf.Tens
         _, totals, arrays = tf.while_loop(
             lambda i, *_: i < number, add, [1, totals, arrays], parallel_iterations=1
         )
-    gradients = [None] * len(first)
-    for i, total in zip(dense, totals, strict=True):
-        gradients[i] = total
-    joined = [array.concat() for array in arrays]
-    for k, i in enumerate(sparse):
-        values, indices = joined[2 * k : 2 * k + 2]
-        gradients[i] = tf.IndexedSlices(values, indices, first[i].dense_shape)
-    return gradients, joined[2 * len(sparse) :]
+    totals, joined = iter(totals), iter([array.concat() for array in arrays])
+
+    def whole(gradient) -> Gradient | None:
+        if gradient is None or isinstance(gradient, tf.Tensor):
+            return None if gradient is None else next(totals)
+        slices = [
+            (next(totals), part.indices)
+            if part.is_fixed
+            else (next(joined), next(joined))
+            for part in _parts(gradient)
+        ]
+        values, indices = (tf.concat(column, 0) for column in zip(*slices, strict=True))
+        return tf.IndexedSlices(values, indices, _parts(gradient)[0].shape)
+
+    return [whole(gradient) for gradient in first], list(joined)
+
+
+def _parts(gradient) -> list:
+    if gradient is None or isinstance(gradient, list):
+        return gradient or []
+    if isinstance(gradient, tf.IndexedSlices):
+        return [_Part(gradient.values, gradient.indices, gradient.dense_shape, False)]
+    return [gradient]
 
 
 def _seed_of(seed: tf.Tensor, i) -> tf.Tensor:

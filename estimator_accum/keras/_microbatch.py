@@ -9,6 +9,7 @@ import tensorflow as tf
 import estimator_accum.keras._internals as internals
 from estimator_accum.core.arguments import check_count
 from estimator_accum.core.gradients import scaled
+from estimator_accum.graph.internals import dtype_of_handle
 from estimator_accum.keras._accumulate import is_supported
 from estimator_accum.keras._forward import Forward, trace_forward
 from estimator_accum.keras._joined import (
@@ -21,6 +22,7 @@ from estimator_accum.keras._models import Model2, Model3, keras_of
 from estimator_accum.keras._optimizer import is_compiled_by_xla
 from estimator_accum.keras._retries import Retries
 from estimator_accum.keras._row_loss import row_loss_of
+from estimator_accum.keras._written import assign, values_of, written_outside
 
 _STEPS = ("train_step", "test_step", "predict_step")
 _AUTO = "auto"
@@ -100,12 +102,13 @@ class _Batches:
         self._micro_batches = self._retries.number if self._retries else micro_batches
         self._steps = 0  # open ones: a strategy opens one for each replica
         self._should_compile = False
+        self._is_traced_cut = False
         self._is_proving = False  # a loss that is proved may call the model
         self._seed = None  # of all numbers, from the global seed
 
     @property
     def _is_cut(self) -> bool:
-        return self._retries is None or self._retries.is_cut
+        return self._retries is None or self._retries.is_cut or self._is_traced_cut
 
     def step(self, name: str, data):
         """Runs Keras's own step, with the calls of the model cut."""
@@ -114,8 +117,8 @@ class _Batches:
             if self._is_cut:
                 targets = _targets_of(data) if is_trained else None
                 stack.enter_context(self._cut_calls(targets))
-            if self._retries and is_trained:
-                stack.enter_context(self._retries.marking_updates())
+            if self._retries:
+                stack.enter_context(self._retries.watching(is_trained))
             return getattr(type(self._model), name)(self._model, data)
 
     def make(self, name: str, force: bool = False):
@@ -161,22 +164,35 @@ class _Batches:
         _check_compiler(self._keras_model is Model2 and model.jit_compile)
         _check_steps(internals.steps_per_execution_of(model))
         takes_data = self._keras_model is Model3 and "predict" in name
-        prove = self._prove if "train" in name else None
-        return self._retries.retrying(lambda: self._make_own(name), takes_data, prove)
+        step = f"{name.split('_')[1]}_step"
 
-    def _prove(self, data) -> None:
-        """Raises an error, before it trains, if the model cannot be cut."""
-        model = self._model
-        x = data[0] if isinstance(data, tuple | list) else data
-        strategy = model.distribute_strategy
+        def trace(data) -> None:
+            """Finds the writes of a step; before it trains, says if it cannot be cut."""
+            strategy = model.distribute_strategy
+            (data,) = data if takes_data else (data,)
+            is_cut = "train" in name
 
-        def forward(x):
-            return model(x, training=True)
+            def run(data):
+                with self._cutting() if is_cut else contextlib.nullcontext():
+                    return self.step(step, data)
 
-        # In a replica, as in a step: a mirrored seed has no handle elsewhere.
-        with strategy.scope(), self._cut_calls(None):
-            run = tf.function(lambda x: strategy.run(forward, (x,)), autograph=False)
-            run.get_concrete_function(x)
+            # In a replica, as a step: a mirrored seed has no handle elsewhere.
+            with strategy.scope():
+                traced = tf.function(
+                    lambda data: strategy.run(run, (data,)), autograph=False
+                )
+                traced.get_concrete_function(data)
+
+        return self._retries.retrying(lambda: self._make_own(name), takes_data, trace)
+
+    @contextlib.contextmanager
+    def _cutting(self):
+        """Has steps cut their batches, although all fit in memory so far."""
+        self._is_traced_cut = True
+        try:
+            yield
+        finally:
+            self._is_traced_cut = False
 
     @contextlib.contextmanager
     def _cut_calls(self, targets: list | None):
@@ -203,15 +219,16 @@ class _Batches:
         model = self._model
         _check_strategy(is_retried=self._retries is not None)
         _check_compiler(is_compiled_by_xla())
-        forward = self._forward(inputs, args, kwargs)
         flat = tf.nest.flatten(inputs)
-        if targets is not None:
-            _check_inputs([*flat, *forward.function.captured_inputs])
+        if targets is None and _are_recorded(flat):
+            # A loss asks for their gradient while it is evaluated.
+            return type(model).call(model, inputs, *args, **kwargs)
+        forward = self._forward(inputs, args, kwargs)
+        _check_inputs([*flat, *forward.function.captured_inputs])
         seed = self._next_seed() if forward.draws else tf.zeros([2], tf.int32)
         variables = self._keras_model.trained_variables(model)
-        has_gradient = targets is not None and bool(variables)
         # Eager steps would keep the activations of what a pass records.
-        may_be_rows = has_gradient and targets and not self._is_proving
+        may_be_rows = variables and targets and not self._is_proving
         if may_be_rows and not tf.executing_eagerly():
             rows = flat[0].shape[0]
             self._is_proving = True
@@ -221,7 +238,7 @@ class _Batches:
                 self._is_proving = False
             if loss is not None:
                 return self._one_pass(forward, flat, seed, targets, loss)
-        return self._two_passes(forward, flat, seed, has_gradient)
+        return self._two_passes(forward, flat, seed)
 
     def _next_seed(self) -> tf.Tensor:
         if self._seed is None:
@@ -260,30 +277,40 @@ class _Batches:
         vars(model)["compute_loss"] = compute_loss
         return forward.dressed(outputs)
 
-    def _two_passes(self, forward: Forward, inputs: list, seed, has_gradient: bool):
+    def _two_passes(self, forward: Forward, inputs: list, seed):
         variables = self._keras_model.trained_variables(self._model)
         cut = Cut(inputs, self._micro_batches)
-        before = [seed_state.read_value() for seed_state in forward.seeds]
+        captured = forward.function.captured_inputs
+        read = [handle for handle in captured if handle.dtype == tf.resource]
+        before = values_of(filter(dtype_of_handle, read))
         with internals.stop_recording():
             outputs = outputs_of(forward, cut, inputs, seed)
 
         @tf.custom_gradient
         def attach(*weights):
             def gradient(*arriving):
-                for seed_state, value in zip(forward.seeds, before, strict=True):
-                    seed_state.assign(value)
+                # The second pass reads what the first one did, whatever was written since.
+                now = values_of(_written_among(read))
+                written = {id(handle) for handle, _ in now}
+                assign([pair for pair in before if id(pair[0]) in written])
                 kinds = [output.dtype for output in outputs]
                 arriving = [
                     value if kind.is_floating or kind.is_complex else None
                     for value, kind in zip(arriving, kinds, strict=True)
                 ]
-                return gradients_of(forward, cut, inputs, seed, arriving, variables)
+                gradients = gradients_of(
+                    forward, cut, inputs, seed, arriving, variables
+                )
+                assign(now)
+                return gradients
 
             del weights
             return list(map(tf.identity, outputs)), gradient
 
-        if has_gradient:
-            outputs = attach(*[variable.read_value() for variable in variables])
+        weights = [variable.read_value() for variable in variables]
+        # Of a loss that asks for the gradient while it is evaluated, too.
+        if internals.is_recorded(weights):
+            outputs = attach(*weights)
         return forward.dressed(outputs)
 
     def _forward(self, inputs, args, kwargs) -> Forward:
@@ -296,6 +323,15 @@ class _Batches:
         return trace_forward(
             self._keras_model, model, call, inputs, self._should_compile
         )
+
+
+def _written_among(read: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the handles of variables and tables that may have been written so far."""
+    if tf.executing_eagerly():  # without a graph that tells
+        return list(filter(dtype_of_handle, read))
+    written = written_outside(tf.compat.v1.get_default_graph())
+    ids = {id(handle) for handle in written}
+    return [handle for handle in read if id(handle) in ids]
 
 
 def _targets_of(data) -> list:
@@ -351,10 +387,15 @@ def _check_compiler(is_compiled: bool) -> None:
         )
 
 
+def _are_recorded(tensors: list) -> bool:
+    """Returns whether a tape watches any."""
+    tensors = [t for t in tensors if tf.is_tensor(t) and t.dtype.is_floating]
+    return internals.is_recorded(tf.nest.flatten(tensors, expand_composites=True))
+
+
 def _check_inputs(tensors: list) -> None:
     """Raises ValueError if a gradient with respect to the inputs would be lost."""
-    tensors = [tensor for tensor in tensors if tensor.dtype.is_floating]
-    if internals.is_recorded(tensors):
+    if _are_recorded(tensors):
         raise ValueError(
             "The inputs of a cut model must be data, without a gradient. Received: "
             "inputs that a tape watches, or that are computed from weights. Compute "

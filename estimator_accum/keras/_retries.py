@@ -1,6 +1,6 @@
 """Batches of a Keras model that run out of memory, retried in more micro-batches.
 
-begin     hold the batch, save metrics and seeds
+begin     hold the batch, save what the step writes before its update
 run       Keras's own step
 failed    before the update: restore what was saved, cut finer, run again;
           once the update has begun, raise the error
@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from estimator_accum.graph.walks import descendants
+from estimator_accum.keras._written import Values, assign, values_of, written_outside
 from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 
 
@@ -30,6 +32,7 @@ class Retries:
         self._keras_model, self._model = keras_model, model
         self._variables = variables
         self._count = MicroBatchCount()
+        self._written = {}  # handles by their ids, before updates
         with tf.init_scope():
             self.number = tf.Variable(1, trainable=False, dtype=tf.int32)
             self._has_begun = tf.Variable(False, trainable=False)  # the update
@@ -39,16 +42,14 @@ class Retries:
         """Returns whether batches are cut by now."""
         return self._count.value > 1
 
-    def retrying(
-        self, make: Callable, takes_data: bool, prove: Callable | None
-    ) -> Callable:
+    def retrying(self, make: Callable, takes_data: bool, trace: Callable) -> Callable:
         """Returns a function like Keras's own, which retries a batch without memory.
 
         Args:
             make: Makes Keras's own function, as batches are cut by now.
             takes_data: Whether it takes a batch, not an iterator.
-            prove: Function of the first batch that raises an error if such batches
-                cannot be cut.
+            trace: Function that traces the step of the first batch, and raises an error
+                if batches that must be cut cannot be.
         """
         functions = {}  # by whether batches are cut, and by their sizes
 
@@ -56,8 +57,7 @@ class Retries:
             data = argument if takes_data else next(argument)
             if not functions:
                 self._keras_model.create_variables(self._model, data, takes_data)
-                if prove:
-                    prove(data)
+                trace(data)
             saved = self._save()
             spec = getattr(argument, "element_spec", None)
             while True:
@@ -75,31 +75,42 @@ class Retries:
                     if not is_out_of_memory(error) or self._has_begun.numpy():
                         raise
                     self._cut_finer(data, error)
-                self._restore(saved)
+                assign(saved)
 
         return run
 
     @contextlib.contextmanager
-    def marking_updates(self):
-        """Has updates begin when all gradients are there, and has them say so."""
-        optimizer = self._model.optimizer
-        apply_whole = optimizer.apply_gradients
+    def watching(self, is_trained: bool):
+        """Has updates say that they begin, and finds the writes before them.
+
+        An update begins when all gradients are there.
+        """
+        optimizer, begins = self._model.optimizer, []
 
         def apply_gradients(grads_and_vars, *args, **kwargs):
             pairs = list(grads_and_vars)
             gradients = [gradient for gradient, _ in pairs if gradient is not None]
             parts = tf.nest.flatten(gradients, expand_composites=True)
             with tf.control_dependencies(parts):
-                begun = self._has_begun.assign(True)
+                begun = self._has_begun.assign(True, read_value=False)
+            begins.append(begun)
             # All of it: `iterations` needs no gradient.
-            with tf.control_dependencies([begun]):
+            with tf.control_dependencies([begun] if begun is not None else []):
                 return apply_whole(pairs, *args, **kwargs)
 
-        vars(optimizer)["apply_gradients"] = apply_gradients
+        if is_trained:
+            apply_whole = optimizer.apply_gradients
+            vars(optimizer)["apply_gradients"] = apply_gradients
         try:
             yield
         finally:
-            vars(optimizer).pop("apply_gradients", None)
+            if is_trained:
+                vars(optimizer).pop("apply_gradients", None)
+        if not tf.executing_eagerly():
+            updates = {*begins, *descendants(begins)}
+            graph = tf.compat.v1.get_default_graph()
+            for handle in written_outside(graph, updates):
+                self._written[id(handle)] = handle
 
     def _cut_finer(self, data, error: Exception) -> None:
         rows = int(tf.nest.flatten(data)[0].shape[0])
@@ -112,18 +123,9 @@ class Retries:
         self._count.increase(rows, f"a batch of {rows} examples")
         self.number.assign(self._count.value)
 
-    def _save(self) -> dict:
-        """Returns the values of metrics, seeds and counters, by variable."""
-        variables = [*self._variables, *self._keras_model.seeds_of(self._model)]
-        variables += self._keras_model.counters_of(self._model)
-        for metric in self._model.metrics:
-            variables += self._keras_model.variables_of(metric)
-        return {v.ref(): tf.identity(v.read_value()) for v in variables}
-
-    def _restore(self, saved: dict) -> None:
-        for key, value in saved.items():
-            key.deref().assign(value)
-        for metric in self._model.metrics:  # of the first step, which made variables
-            variables = self._keras_model.variables_of(metric)
-            if any(variable.ref() not in saved for variable in variables):
-                metric.reset_state()
+    def _save(self) -> Values:
+        """Returns the values of what the step writes, and its function around it."""
+        local = self._model.distribute_strategy.experimental_local_results
+        counters = self._keras_model.counters_of(self._model)
+        handles = [v.handle for counter in counters for v in local(counter)]
+        return values_of([*self._written.values(), *handles])

@@ -1,0 +1,212 @@
+"""Variables that a step of a cut model writes have the values of the batch at once."""
+
+import importlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.keras import microbatch
+
+_LIMIT = 1e-12
+
+
+@pytest.fixture
+def keras():
+    module = importlib.import_module("keras")
+    module.backend.set_floatx("float64")
+    yield module
+    module.backend.set_floatx("float32")
+
+
+def _in_branch(state):
+    return tf.cond(
+        state[0] < 9.0, lambda: state.assign(state * 1.5), lambda: state.read_value()
+    )
+
+
+def _in_loop(state):
+    def write(i):
+        with tf.control_dependencies([state.assign_add([0.25, 0.5])]):
+            return [i + 1]
+
+    return tf.while_loop(lambda i: i < 2, write, [0])
+
+
+def _in_function(state):
+    return tf.function(lambda: tf.function(lambda: state.assign_sub([0.1, 0.2]))())()
+
+
+_WRITES = {
+    "assign": lambda state: state.assign(state * 1.5),
+    "assign_add": lambda state: state.assign_add([0.5, 0.25]),
+    "scatter": lambda state: state.scatter_add(
+        tf.IndexedSlices(tf.constant([0.5], tf.float64), [1])
+    ),
+    "slice": lambda state: state[0].assign(2.0),
+    "branch": _in_branch,
+    "loop": _in_loop,
+    "function": _in_function,
+}
+
+
+def _writing(keras, place, is_failing=lambda: False):
+    """Returns a model that reads what `place` writes in all ways, and the variables."""
+    names = [*_WRITES, "metric"]
+    states = {name: tf.Variable(np.ones(2), trainable=False) for name in names}
+
+    def write():
+        for name, function in _WRITES.items():
+            function(states[name])
+
+    def allocate():
+        if is_failing():
+            raise MemoryError("injected")
+        return np.float64(1.0)
+
+    def mean(y, outputs):
+        one = tf.reshape(tf.numpy_function(allocate, [], tf.float64), [])
+        return tf.reduce_mean(tf.square(y - outputs)) * tf.stop_gradient(one)
+
+    class Metric(keras.metrics.Mean):
+        def update_state(self, y, outputs, sample_weight=None):
+            states["metric"].assign_add([0.5, 0.125])
+            return super().update_state(outputs)
+
+    class Writing(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = keras.layers.Dense(2, "tanh")
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            hidden = self.hidden(x)
+            for state in states.values():
+                hidden *= tf.convert_to_tensor(state)
+            return self.out(hidden)
+
+    class Computing(Writing):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+            value = mean(y, y_pred)
+            write()
+            self.hidden.kernel.assign(0.9 * self.hidden.kernel)  # a projection
+            return value
+
+    def loss(y, outputs):
+        value = mean(y, outputs)
+        write()
+        return value
+
+    model = Computing() if place == "compute_loss" else Writing()
+    options = {"loss": loss} if place == "loss" else {}
+    model.compile(
+        keras.optimizers.SGD(1e-5), **options, metrics=[Metric()], jit_compile=False
+    )
+    return model, states
+
+
+def _trained(keras, micro_batches, place, **options):
+    keras.utils.set_random_seed(1)
+    model, states = _writing(keras, place, **options)
+    model = microbatch(model, micro_batches)
+    x = np.random.default_rng(0).normal(size=[20, 3])
+    model.fit(x, x[:, :1], batch_size=10, epochs=2, shuffle=False, verbose=0)
+    return [*model.get_weights(), *(state.numpy() for state in states.values())]
+
+
+@pytest.mark.parametrize("place", ["loss", "compute_loss"])
+def test_variables_that_a_step_writes_have_the_values_of_the_batch_at_once(
+    keras, place
+):
+    calls = []
+
+    def is_failing():
+        calls.append(None)
+        return len(calls) in (1, 4)  # a first attempt, and one that is cut
+
+    wanted = _trained(keras, 1, place)
+    for ours in (
+        _trained(keras, 3, place),
+        _trained(keras, "auto", place, is_failing=is_failing),
+    ):
+        for one, other in zip(ours, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+    assert len(calls) == 6
+
+
+def test_an_eager_loss_may_write_what_the_model_reads(keras):
+    def stepped(number):
+        keras.utils.set_random_seed(1)
+        model, states = _writing(keras, "compute_loss")
+        model = microbatch(model, number)
+        model.compile(keras.optimizers.SGD(1e-5), run_eagerly=True)
+        x = np.random.default_rng(0).normal(size=[10, 3])
+        for _ in range(2):
+            model.train_on_batch(x, x[:, :1])
+        return [*model.get_weights(), *(state.numpy() for state in states.values())]
+
+    for one, other in zip(stepped(3), stepped(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+def test_a_table_that_the_loss_writes_and_the_model_reads_is_refused(keras):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 1.0)
+    key = tf.constant([0], tf.int64)
+
+    class Reading(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x) * tf.ensure_shape(table.lookup(key), [1])
+
+    def loss(y, outputs):
+        table.insert(key, table.lookup(key) + 1.0)
+        return tf.reduce_mean(tf.square(y - outputs))
+
+    model = microbatch(Reading(), 2)
+    model.compile("sgd", loss, jit_compile=False)
+    with pytest.raises(ValueError, match="variables alone, whose values can be held"):
+        model.train_on_batch(np.ones([4, 2]), np.ones([4, 1]))
+
+
+def _positions(tokens, places, x):
+    return tokens(x) + places(tf.range(tf.shape(x)[1]))
+
+
+def _both_ways(tokens, places, x):
+    positions = tokens(tf.range(tf.shape(x)[1])) + tokens(tf.range(3))[0]
+    return positions + tokens(x) * places(x)
+
+
+@pytest.mark.parametrize("look_up", [_positions, _both_ways])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_places_that_no_example_decides_have_one_slice(keras, look_up, passes):
+    """Adam of Keras 3 squares each slice by itself, and clipping reads them all."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 9, [32, 5]), rng.random([32, 1])
+
+    class Embedded(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.places = (keras.layers.Embedding(9, 4) for _ in range(2))
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            embedded = look_up(self.tokens, self.places, x)
+            return self.out(tf.reshape(embedded, [-1, 20]))
+
+    def largest(y, outputs):
+        return tf.reduce_max(tf.square(y - outputs))
+
+    def trained(number):
+        keras.utils.set_random_seed(1)
+        model = microbatch(Embedded(), number)
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.1)
+        model.compile(optimizer, "mse" if passes == 1 else largest, jit_compile=False)
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for one, other in zip(trained(3), trained(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
