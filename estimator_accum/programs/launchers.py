@@ -8,7 +8,10 @@ them. They may prove that there are several processes without naming the others;
 they are refused, because each process would train alone, and all of them into one folder.
 """
 
+import fnmatch
+import json
 import os
+import pathlib
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -26,11 +29,14 @@ class Launcher(NamedTuple):
 
     Attributes:
         name: Name of the launcher.
-        sizes: Variables with a number of processes or nodes.
+        sizes: Variables with a number of processes or nodes; of a pattern such as
+            "VC_*_NUM", the numbers of all that match it are added.
         ranks: Variables with this process's number, from 0.
         lists: Variables that list hosts, or the addresses of each type, in JSON.
         read: Function of an environment that returns the cluster; None where the
             variables do not describe all tasks.
+        only_with: Variable without which the others prove nothing, since they have
+            common names or count cores; "" for none.
     """
 
     name: str
@@ -38,6 +44,7 @@ class Launcher(NamedTuple):
     ranks: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     read: Callable[[Environment], Cluster | None] | None = None
+    only_with: str = ""
 
 
 def read_vertex(environment: Environment) -> Cluster | None:
@@ -49,9 +56,16 @@ def read_vertex(environment: Environment) -> Cluster | None:
 
 
 def read_sagemaker(environment: Environment) -> Cluster | None:
-    """Returns a worker on each host of SageMaker, whose hosts reach all ports."""
+    """Returns a worker on each host of SageMaker, whose hosts reach all ports.
+
+    Its toolkit sets variables; in other containers a file alone lists the hosts.
+    """
     hosts = _parsed(environment.get("SM_HOSTS", ""))
     this_host = environment.get("SM_CURRENT_HOST")
+    if hosts is None and _SAGEMAKER_FILE.exists():
+        config = _parsed(_SAGEMAKER_FILE.read_text())
+        if isinstance(config, dict):
+            hosts, this_host = config.get("hosts"), config.get("current_host")
     if not isinstance(hosts, list) or this_host not in hosts:
         return None
     return Cluster(
@@ -61,6 +75,7 @@ def read_sagemaker(environment: Environment) -> Cluster | None:
     )
 
 
+_SAGEMAKER_FILE = pathlib.Path("/opt/ml/input/config/resourceconfig.json")
 _SAGEMAKER_PORT = 2222  # as in SageMaker's own `TF_CONFIG`
 
 
@@ -167,11 +182,21 @@ LAUNCHERS = (
     Launcher("jsrun", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_RANK",)),
     Launcher("Flux", ("FLUX_JOB_SIZE",), ("FLUX_TASK_RANK",)),
     Launcher("Cray's aprun or PALS", (), ("ALPS_APP_PE", "PALS_RANKID")),
-    Launcher("pbsdsh", (), ("PBS_NODENUM",)),
+    # A job's own script is task 1.
+    Launcher("pbsdsh", ("PBS_TASKNUM",), ("PBS_NODENUM", "PBS_VNODENUM")),
+    Launcher("LSF's blaunch", ("LSF_PM_TASKID",)),
+    Launcher("LSF's blaunch", ("LSB_DJOB_NUMPROC",), only_with="LSF_PM_TASKID"),
+    Launcher("HTCondor", ("_CONDOR_NPROCS",), ("_CONDOR_PROCNO",)),
+    Launcher("ModelArts", ("MA_NUM_HOSTS",)),
+    Launcher("Lightning", ("NUM_NODES",), ("NODE_RANK",), only_with="NODE_RANK"),
     Launcher("MXNet's launcher", ("DMLC_NUM_WORKER",), ("DMLC_WORKER_ID",)),
-    Launcher("Paddle", ("PADDLE_TRAINERS_NUM",), ("PADDLE_TRAINER_ID",)),
+    Launcher(
+        "Paddle",
+        ("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_NUM", "PADDLE_NNODES"),
+        ("PADDLE_TRAINER_ID",),
+    ),
     Launcher("SkyPilot", ("SKYPILOT_NUM_NODES",), ("SKYPILOT_NODE_RANK",)),
-    Launcher("Volcano", (), ("VC_TASK_INDEX", "VK_TASK_INDEX")),
+    Launcher("Volcano", ("VC_*_NUM",), ("VC_TASK_INDEX", "VK_TASK_INDEX")),
     Launcher("AWS Batch", ("AWS_BATCH_JOB_NUM_NODES",), ("AWS_BATCH_JOB_NODE_INDEX",)),
     Launcher("Azure ML", ("AZUREML_NODE_COUNT",)),
     Launcher("a Kubernetes Job", (), ("JOB_COMPLETION_INDEX",)),
@@ -202,9 +227,31 @@ def read_cluster(environment: Environment) -> Cluster:
             f"Received: {' and '.join(clusters)}, which describe different clusters. "
             "Start the tasks with one of them."
         )
-    cluster = next(iter(clusters.values()), Cluster())
+    name, cluster = next(iter(clusters.items()), ("", Cluster()))
     _check_known(environment, cluster)
+    if name in _OF_HOSTS:
+        _check_number(environment, cluster, name)
     return cluster
+
+
+_OF_HOSTS = ("Vertex AI", "SageMaker")  # whose variables another launcher may copy
+
+
+def _check_number(environment: Environment, cluster: Cluster, name: str) -> None:
+    """Raises ValueError if a variable gives this process another number.
+
+    `mpirun -x` hands the variables of the first host to the processes on all hosts.
+    """
+    for launcher in LAUNCHERS:
+        for rank in launcher.ranks:
+            text = environment.get(rank, "")
+            if text.strip().isdecimal() and int(text) != cluster.rank:
+                raise ValueError(
+                    "A process must have one number in its cluster. Received: "
+                    f"{rank}={text} of {launcher.name} in {cluster.name} of {name}, "
+                    "whose variables may be another host's. Set TF_CONFIG in each "
+                    f"process, or unset {rank}."
+                )
 
 
 def _check_known(environment: Environment, cluster: Cluster) -> None:
@@ -212,14 +259,17 @@ def _check_known(environment: Environment, cluster: Cluster) -> None:
     for launcher in LAUNCHERS:
         if launcher.name == "Slurm" and "SLURM_STEP_NUM_TASKS" in environment:
             continue  # a step may have fewer tasks than its job
+        if launcher.only_with and not environment.get(launcher.only_with):
+            continue
         for names, least in (
             (launcher.sizes, _last_number),
             (launcher.ranks, lambda text: _last_number(text) + 1),
             (launcher.lists, _count_hosts),
         ):
             for name in names:
-                text = environment.get(name, "")
-                if least(text) > cluster.num_tasks:
+                texts = [environment[key] for key in fnmatch.filter(environment, name)]
+                text = "+".join(texts)
+                if sum(map(least, texts)) > cluster.num_tasks:
                     raise ValueError(
                         "A cluster must be described by `TF_CONFIG` or by a launcher "
                         "that names the addresses of all tasks. Received: "
@@ -295,6 +345,8 @@ def set_tf_config() -> Cluster:
     one machine, of `torchrun`, `mpirun` of Open MPI and `horovodrun`. Without any of
     them this process is alone, and `TF_CONFIG` stays unset.
 
+    The other keys of `TF_CONFIG`, such as `model_dir` and those of its task, stay.
+
     Returns:
         The cluster; `rank` and `num_workers` divide the data among the tasks that train.
 
@@ -304,5 +356,10 @@ def set_tf_config() -> Cluster:
             the variable.
     """
     cluster = read_cluster(os.environ)
+    before = json.loads(os.environ.get("TF_CONFIG") or "{}")
     enter(cluster)
+    if before:
+        config = json.loads(os.environ["TF_CONFIG"])
+        config["task"] = before["task"] | config["task"]
+        os.environ["TF_CONFIG"] = json.dumps(before | config)
     return cluster

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 _FIRST_PORT = 20000  # below the range of ephemeral ports
 _NUM_PORTS = 10000
+# A step has a block of ports, so that jobs and steps with near numbers share none.
+_FIRST_BLOCK, _NUM_BLOCKS, _BLOCK_PORTS = 12000, 312, 64
+_BLOCKS_BETWEEN_STEPS = 119  # 0.382 of all: the first steps of a job lie far apart
 _NAMES = (
     "SLURM_JOB_ID",
     "SLURM_PROCID",
@@ -31,7 +34,7 @@ def read_step(environment: Mapping[str, str]) -> tuple[list[str], int]:
         )
         if int(environment.get("SLURM_HET_SIZE") or 1) > 1:
             raise ValueError("SLURM_HET_SIZE of a job with several components")
-        port = first_port(int(job) + 101 * int(environment.get("SLURM_STEP_ID") or 0))
+        port = _first_port_of_step(int(job), int(environment.get("SLURM_STEP_ID") or 0))
         counts = zip(expand_nodes(nodes), _expand_counts(tasks), strict=True)
         addresses = [f"{n}:{port + i}" for n, c in sorted(counts) for i in range(c)]
         if len(addresses) != int(size):
@@ -42,6 +45,11 @@ def read_step(environment: Mapping[str, str]) -> tuple[list[str], int]:
             f"Slurm must describe the step with {', '.join(_NAMES[:-1])} and "
             f"{_NAMES[-1]}. Received: {error}. Start the tasks with srun."
         ) from error
+
+
+def _first_port_of_step(job: int, step: int) -> int:
+    block = (job + _BLOCKS_BETWEEN_STEPS * step) % _NUM_BLOCKS
+    return _FIRST_BLOCK + _BLOCK_PORTS * block
 
 
 def first_port(job: int) -> int:

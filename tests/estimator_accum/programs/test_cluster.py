@@ -6,6 +6,7 @@ import os
 import pytest
 
 from estimator_accum import set_tf_config
+from estimator_accum.programs import launchers
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.launchers import read_cluster
 from tests.helpers.models.launcher_environments import ALONE, RECORDED
@@ -138,7 +139,7 @@ def test_slurm_task_finds_its_own_address(rank, host, local_id, index):
     task = {"SLURM_PROCID": rank, "SLURMD_NODENAME": host, "SLURM_LOCALID": local_id}
     environment = _SLURM | {name: str(value) for name, value in task.items()}
     cluster = read_cluster(environment)
-    assert cluster.workers == ("n10:23456", "n9:23456", "n9:23457")
+    assert cluster.workers == ("n10:25824", "n9:25824", "n9:25825")
     assert (cluster.name, cluster.rank) == (f"worker {index}", index)
 
 
@@ -175,7 +176,7 @@ def test_nodes_of_slurm_are_spelled_out(nodes, tasks, names):
             read_cluster(environment)
         return
     cluster = read_cluster(environment)
-    assert cluster.workers == tuple(f"{host}:23456" for host in hosts)
+    assert cluster.workers == tuple(f"{host}:25824" for host in hosts)
     assert cluster.task_index == 1
 
 
@@ -184,6 +185,22 @@ def test_slurm_without_a_variable_is_refused(name):
     environment = {key: value for key, value in _SLURM.items() if key != name}
     with pytest.raises(ValueError, match=rf"{name}.*Start the tasks with srun\."):
         read_cluster(environment)
+
+
+def test_slurm_steps_with_near_numbers_share_no_port():
+    """64 tasks on a node: 150 jobs in a row, and the first 5 steps of 20 jobs."""
+
+    def ports(job: int, step: int) -> set[str]:
+        variables = {"SLURM_STEP_NODELIST": "n9", "SLURM_STEP_TASKS_PER_NODE": "64"}
+        variables |= {"SLURM_STEP_NUM_TASKS": "64", "SLURM_STEP_ID": str(step)}
+        return set(
+            read_cluster(_SLURM | variables | {"SLURM_JOB_ID": str(job)}).workers
+        )
+
+    steps = [(job, 0) for job in range(4200, 4350)]
+    assert len(set().union(*(ports(*step) for step in steps))) == 64 * len(steps)
+    steps = [(job, step) for job in range(4200, 4220) for step in range(5)]
+    assert len(set().union(*(ports(*step) for step in steps))) == 64 * len(steps)
 
 
 def test_slurm_with_another_number_of_tasks_is_refused():
@@ -226,6 +243,28 @@ def test_a_script_gets_its_tf_config_from_any_launcher_in_one_call(monkeypatch):
         "cluster": {"worker": ["a:2222", "b:2222"]},
         "task": {"type": "worker", "index": 1},
     }
+
+
+def test_tf_config_keeps_its_other_keys(monkeypatch):
+    task = {"type": "worker", "index": 1, "trial": "7"}
+    others = {"model_dir": "/run", "rpc_layer": "grpc", "session_master": "grpc://s:1"}
+    given = {"cluster": _CLUSTER, "task": task, "environment": "cloud"} | others
+    monkeypatch.setenv("TF_CONFIG", json.dumps(given))
+    set_tf_config()
+    assert json.loads(os.environ["TF_CONFIG"]) == given
+
+
+def test_sagemakers_file_lists_the_hosts_where_no_variable_does(monkeypatch, tmp_path):
+    file = tmp_path / "resourceconfig.json"
+    monkeypatch.setattr(launchers, "_SAGEMAKER_FILE", file)
+    file.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
+    assert _described(read_cluster({})) == "worker 1: algo-1:2222 algo-2:2222"
+    one = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+    assert read_cluster(one).is_alone
+    with pytest.raises(ValueError, match=r"one number .* OMPI_COMM_WORLD_RANK=0 of"):
+        read_cluster({"OMPI_COMM_WORLD_RANK": "0"})
+    file.write_text("{")
+    assert read_cluster({}).is_alone
 
 
 @pytest.mark.parametrize(
