@@ -7,10 +7,11 @@ auto      with micro-batches that adapt to memory: as `microbatch_model_fn` find
 """
 
 import functools
+import math
 import os
 import pathlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -26,7 +27,11 @@ _NVIDIA_SMI = (
     "--query-gpu=memory.total",
     "--format=csv,noheader,nounits",
 )
-_CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
+_CGROUPS, _OWN_CGROUPS = (
+    pathlib.Path("/sys/fs/cgroup"),
+    pathlib.Path("/proc/self/cgroup"),
+)
+_MACHINE = "SC_PHYS_PAGES", "SC_PAGE_SIZE"
 
 
 def wrapper_of(way: str) -> Callable | None:
@@ -77,16 +82,45 @@ def choose(
 def device_memory() -> int:
     """Returns the memory of the smallest GPU, or else of the machine [bytes].
 
+    A container or a job may have less than its machine.
+
     Raises:
         ValueError: If there is a GPU whose memory cannot be found out.
     """
     if tf.config.list_physical_devices("GPU"):
         return _gpu_memory()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if _CONTAINER_LIMIT.exists():
-        limit = _CONTAINER_LIMIT.read_text().strip()
-        memory = min(memory, int(limit)) if limit.isdigit() else memory
-    return memory
+    return min([math.prod(map(os.sysconf, _MACHINE)), *_container_limits()])
+
+
+def _container_limits() -> Iterator[int]:
+    """Yields the limits of this process's control groups and those around them [bytes].
+
+    The lines of /proc/self/cgroup are `number:controllers:path`, those of version 2
+    without controllers. In a container, the path may be the host's, and only its last
+    parts, or none, are below /sys/fs/cgroup.
+    """
+    own = [line.split(":", 2) for line in _lines(_OWN_CGROUPS) if line.count(":") > 1]
+    for root, file, controller in (
+        (_CGROUPS, "memory.max", ""),
+        (_CGROUPS / "unified", "memory.max", ""),
+        (_CGROUPS / "memory", "memory.limit_in_bytes", "memory"),
+    ):
+        paths = [p for _, names, p in own if controller in names.split(",")] or ["/"]
+        for path in paths:
+            parts = pathlib.PurePosixPath(path.lstrip("/")).parts
+            parents = [root.joinpath(*parts[:n]) for n in range(len(parts) + 1)]
+            within = [root.joinpath(*parts[n:]) for n in range(1, len(parts))]
+            for folder in (*parents, *within):
+                for line in _lines(folder / file):
+                    if line.isdigit():  # not "max"
+                        yield int(line)
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    try:
+        return path.read_text().split("\n")
+    except OSError:
+        return []
 
 
 def _gpu_memory() -> int:

@@ -31,16 +31,50 @@ def test_layers_are_recomputed_if_a_micro_batch_would_not_fit(optimizer, monkeyp
         )
 
 
-@pytest.mark.parametrize(("limit", "share"), [("max", 1), ("1000000", 0), (None, 1)])
+_V2, _V1 = "0::{}", "9:pids:/x\n4:cpu,memory:{}\n0::/"
+_MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+_V1_FILE = "memory/{}memory.limit_in_bytes"
+
+
+@pytest.mark.parametrize(
+    "own, limits, expected",
+    [
+        (None, {}, _MACHINE),
+        (_V2.format("/"), {"memory.max": "max"}, _MACHINE),
+        (_V2.format("/"), {"memory.max": "1000000"}, 1000000),
+        (_V2.format("/job/step"), {"job/step/memory.max": "1000000"}, 1000000),
+        (
+            _V2.format("/job/step"),
+            {"job/step/memory.max": "max", "job/memory.max": "1000000"},
+            1000000,
+        ),
+        (
+            _V2.format("/job/step"),
+            {"job/step/memory.max": "2000000", "job/memory.max": "1000000"},
+            1000000,
+        ),
+        (_V2.format("/job"), {"other/memory.max": "1000000"}, _MACHINE),
+        (_V2.format("/kubepods/pod:1"), {"memory.max": "1000000"}, 1000000),
+        (_V1.format("/"), {_V1_FILE.format(""): "1000000"}, 1000000),
+        (_V1.format("/"), {_V1_FILE.format(""): "9223372036854771712"}, _MACHINE),
+        (_V1.format("/docker/1"), {_V1_FILE.format(""): "1000000"}, 1000000),
+        (_V1.format("/slurm/job"), {_V1_FILE.format("slurm/"): "1000000"}, 1000000),
+        (_V1.format("/docker/1/job"), {_V1_FILE.format("job/"): "1000000"}, 1000000),
+        ("0::/job", {"unified/job/memory.max": "1000000"}, 1000000),
+        ("", {"memory.max": "1000000"}, 1000000),
+    ],
+)
 def test_without_a_gpu_memory_is_the_machines_or_the_containers(
-    limit, share, monkeypatch, tmp_path
+    own, limits, expected, monkeypatch, tmp_path
 ):
-    file = tmp_path / "memory.max"
-    if limit is not None:
-        file.write_text(f"{limit}\n")
-    monkeypatch.setattr(recomputing, "_CONTAINER_LIMIT", file)
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert recomputing.device_memory() == (machine if share else int(limit))
+    for name, limit in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{limit}\n")
+    if own is not None:
+        (tmp_path / "own").write_text(f"{own}\n")
+    monkeypatch.setattr(recomputing, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(recomputing, "_OWN_CGROUPS", tmp_path / "own")
+    assert recomputing.device_memory() == expected
 
 
 def _fake_smi(folder, monkeypatch, content):
