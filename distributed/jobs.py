@@ -15,12 +15,14 @@ from estimator_accum.programs.folder import METRICS, write_results
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import (
     Job,
+    SameRunHook,
     begin,
     check_folder,
     make_estimator,
     make_job,
     make_train_spec,
 )
+from estimator_accum.programs.lock import locked
 from estimator_accum.programs.progress import read_progress
 from estimator_accum.programs.report import end_of_run
 from estimator_accum.programs.saving import without_scratch
@@ -88,6 +90,9 @@ def train(job: Job, watchdog: Watchdog) -> bool:
     if not job.cluster.is_alone:
         strategy = make_strategy(settings.strategy, job.cluster)
     estimator = _make_estimator(job, strategy)
+    evaluation_hooks = [EvaluationHook(watchdog), _evaluation_bar(job)]
+    if job.cluster.is_evaluator:
+        evaluation_hooks.append(SameRunHook(job))
     with without_scratch(settings.output_dir, job.cluster):
         tf.estimator.train_and_evaluate(
             estimator,
@@ -111,7 +116,7 @@ def train(job: Job, watchdog: Watchdog) -> bool:
             tf.estimator.EvalSpec(
                 input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),
                 steps=None,
-                hooks=[EvaluationHook(watchdog), _evaluation_bar(job)],
+                hooks=evaluation_hooks,
                 start_delay_secs=0,
                 throttle_secs=_SECS_BETWEEN_EVALUATIONS,
             ),
@@ -129,7 +134,11 @@ def evaluate_and_export(job: Job, has_trained: bool) -> str:
     )
     folder = pathlib.Path(job.settings.output_dir)
     parent = str(folder / "export" / _EXPORT)
-    export = estimator.export_saved_model(parent, _receiver_fn(job))
+    pathlib.Path(parent).mkdir(parents=True, exist_ok=True)
+    # Chief and an evaluator that the cluster does not list export at the same time, and
+    # TensorFlow names folders, also the temporary ones, by the second.
+    with locked(folder / "export", waits=True):
+        export = estimator.export_saved_model(parent, _receiver_fn(job))
     values = {"examples": len(job.test.labels)} | metrics
     write_results(folder, values)
     rows = [["", "test"]]

@@ -51,7 +51,7 @@ def prepare(inputs: Inputs) -> Job:
         ValueError: If an input does not fit; the message is one sentence.
     """
     job = make_job(inputs, count_replicas(inputs.settings.strategy, inputs.cluster))
-    if job.cluster.is_chief:  # the other tasks check later what the chief has written
+    if job.cluster.is_chief:  # the other tasks are compared with it in their session
         check_folder(job, _WITH, _WITHOUT)
     return job
 
@@ -114,7 +114,6 @@ def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
-    check_folder(job, _WITH, _WITHOUT)
 
 
 def train_and_test(

@@ -14,6 +14,7 @@ from estimator_accum.core.nonfinite import what_was_not_finite
 from estimator_accum.microbatch.count import is_out_of_memory
 from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
+from estimator_accum.programs.folder import OtherRunError
 from estimator_accum.programs.lock import LockedFolderError
 from estimator_accum.programs.watchdog import LostTaskError
 
@@ -82,7 +83,7 @@ def _stopped(output_dir: str) -> str:
 
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     """Returns a sentence for an error that the user can fix; None for any other."""
-    if isinstance(error, LockedFolderError):
+    if isinstance(error, LockedFolderError | OtherRunError):
         return str(error)
     if is_of_full_disk(error):
         latest = remove_unfinished(output_dir)

@@ -26,6 +26,10 @@ _CHECKSUMS = {
 }
 
 
+class OtherRunError(ValueError):
+    """The folder holds a run with other settings, or another task trains another run."""
+
+
 def check_output_dir(
     output_dir: str | os.PathLike,
     *,
@@ -86,7 +90,7 @@ def check_same(
     remedy: str,
     rule: str = _SAME_RUN,
 ) -> None:
-    """Raises ValueError if the folder holds a run with other settings.
+    """Raises OtherRunError if the folder holds a run with other settings.
 
     Args:
         output_dir: The folder, which need not exist.
@@ -101,7 +105,7 @@ def check_same(
     for name, value in _flat(now).items():
         if before.get(name) != value:
             what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
-            raise ValueError(
+            raise OtherRunError(
                 f"{rule} Received: {pathlib.Path(output_dir)}, which holds a run with "
                 f"{what}. {remedy}"
             )

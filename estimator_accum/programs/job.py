@@ -12,15 +12,24 @@ import tensorflow as tf
 from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.folder import check_same, settings_in, write_settings
+from estimator_accum.programs.folder import (
+    OtherRunError,
+    check_same,
+    settings_in,
+    write_settings,
+    write_text,
+)
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.progress import Progress, ends_at, read_progress
 from estimator_accum.programs.servers import StopAtUpdate
 from estimator_accum.programs.settings import RunSettings
 from estimator_accum.programs.strategies import make_session_config
-from estimator_accum.programs.watchdog import ProgressHook, Watchdog
+from estimator_accum.programs.watchdog import LostTaskError, ProgressHook, Watchdog
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
+
+_CLUSTER, _FIRST_STEP = "cluster", "global_step"  # keys in `run_settings.json`
+_REFUSAL = ".run.refusal"  # of a task that the chief waits for in vain
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,8 @@ def make_train_spec(
         watchdog: Watchdog that is told of progress in a cluster.
         hooks: More hooks.
     """
-    max_steps, first = progress.global_step + micro_steps, progress.global_step
+    first = progress.global_step
+    max_steps = int(first + micro_steps)
     hooks = list(hooks)
     if job.cluster.servers:
         first = None
@@ -180,8 +190,86 @@ def make_train_spec(
             max_steps = None
             hooks.append(StopAtUpdate(updates))
     if not job.cluster.is_alone:
-        hooks.append(ProgressHook(watchdog, first))
+        together = SameRunHook(job, first, max_steps)
+        if job.cluster.is_chief:  # its server, which all sessions need, starts later
+            together.write()
+            watchdog.refusal = together.refusal
+        hooks += [together, ProgressHook(watchdog, first)]
     return tf.estimator.TrainSpec(input_fn, max_steps, hooks)
+
+
+class SameRunHook(tf.compat.v1.train.SessionRunHook):
+    """Ends a task that trains another run than the chief, before its first micro-step.
+
+    Only when there is a session has the chief certainly written `run_settings.json`,
+    whose `cluster` says where its training begins and ends. An evaluator's first session
+    has a checkpoint of the chief; it compares the settings alone.
+
+    Args:
+        job: The checked run of this task.
+        first_global_step: `global_step` at its checkpoint; None with parameter servers.
+        last_global_step: `global_step` at the end of training; None if that is open.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        first_global_step: int | None = None,
+        last_global_step: int | None = None,
+    ):
+        self._job = job
+        self.refusal = pathlib.Path(job.settings.output_dir, _REFUSAL)
+        batches = job.batches
+        self._division = {
+            "replicas": batches.num_replicas,
+            "micro_batch_size": batches.largest_share,
+            "gradient_accumulation_steps": batches.gradient_accumulation_steps,
+        }
+        self._steps = {_FIRST_STEP: first_global_step, "max_steps": last_global_step}
+
+    def write(self) -> None:
+        """Writes the settings, with the beginning of the chief's training."""
+        self.refusal.unlink(missing_ok=True)
+        start = {_CLUSTER: self._division | self._steps}
+        write_settings(self._job.settings.output_dir, self._job.description | start)
+
+    def after_create_session(self, session, coord) -> None:
+        """Compares this task with the chief.
+
+        Raises:
+            OtherRunError: If the tasks have other flags or files, or other folders.
+            LostTaskError: If they resume from other checkpoints.
+        """
+        folder = self._job.settings.output_dir
+        if self._job.cluster.is_evaluator:
+            check_folder(self._job)
+            return
+        chief = settings_in(folder).get(_CLUSTER)
+        if chief is None:
+            raise OtherRunError(
+                "All tasks of a cluster must share `--output_dir`. Received: "
+                f"{os.path.abspath(folder)}, in which the chief, which trains, has "
+                "written nothing. Use a folder that all tasks can read and write."
+            )
+        first = self._steps[_FIRST_STEP]
+        if chief[_FIRST_STEP] != first:
+            raise LostTaskError(
+                "All tasks of a cluster must resume from the same checkpoint. Received: "
+                f"global_step {first} in {self._job.cluster.name}, and "
+                f"{chief[_FIRST_STEP]} in the chief: a task was started later than the "
+                f"others, or {os.path.abspath(folder)} is another folder there. Start "
+                "all tasks again, with a folder that all of them share."
+            )
+        try:
+            check_same(
+                folder,
+                self._job.description | {_CLUSTER: self._division | self._steps},
+                "Start all tasks again with the same flags and files.",
+                "All tasks of a cluster must be started with the same flags and files.",
+            )
+        except OtherRunError as error:
+            write_text(self.refusal, f"{self._job.cluster.name}: {error}")
+            raise
 
 
 def make_estimator(

@@ -17,7 +17,7 @@ from estimator_accum.programs.cluster import EXIT_AGAIN
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-_SECS_BETWEEN_LOOKS = 0.5
+_SECS_BETWEEN_LOOKS, _EXIT_REFUSED = 0.5, 2
 
 
 class Watchdog:
@@ -28,6 +28,10 @@ class Watchdog:
         task: Task name for the final log line.
         watched: File whose modification counts as a beat: an evaluator depends on the
             progress of the other tasks.
+
+    Attributes:
+        refusal: File with the sentence of a task that will never train; the process then
+            ends with exit code 2. None for no such file.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Watchdog:
         self._deadline_secs = deadline_secs
         self._task = task
         self._watched = watched
+        self.refusal: pathlib.Path | None = None
         self._seen = None
         self._is_stopped = threading.Event()
         self.beat()
@@ -56,6 +61,9 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._is_stopped.wait(_SECS_BETWEEN_LOOKS):
             self._look_at_file()
+            if self.refusal is not None and self.refusal.exists():
+                _logger.error("%s", self.refusal.read_text())
+                os._exit(_EXIT_REFUSED)
             if time.monotonic() - self._last_beat > self._deadline_secs:
                 _logger.error(
                     "%s has made no progress for %g seconds, and ends itself. All "

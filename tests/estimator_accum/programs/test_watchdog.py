@@ -95,3 +95,14 @@ def test_second_session_is_refused(first_global_step):
         hook.after_create_session(session, None)
         with pytest.raises(LostTaskError, match=r"Start all tasks again\."):
             hook.after_create_session(session, None)
+
+
+def test_refusal_of_another_task_ends_this_one_with_2(tmp_path, monkeypatch):
+    (tmp_path / "refusal").write_text("worker 1: other flags")
+    events = _Looks(tmp_path / "metrics.csv", 0, 1)
+    codes = []
+    monkeypatch.setattr(watchdog_module.os, "_exit", codes.append)
+    watchdog = Watchdog(60, "chief 0")
+    watchdog._is_stopped, watchdog.refusal = events, tmp_path / "refusal"
+    watchdog._watch()
+    assert codes == [2]
