@@ -99,13 +99,15 @@ def _container_limits() -> Iterator[int]:
     without controllers. In a container, the path may be the host's, and only its last
     parts, or none, are below /sys/fs/cgroup.
     """
-    own = [line.split(":", 2) for line in _lines(_OWN_CGROUPS) if line.count(":") > 1]
+    groups = [
+        line.split(":", 2) for line in _lines(_OWN_CGROUPS) if line.count(":") > 1
+    ]
     for root, file, controller in (
         (_CGROUPS, "memory.max", ""),
         (_CGROUPS / "unified", "memory.max", ""),
         (_CGROUPS / "memory", "memory.limit_in_bytes", "memory"),
     ):
-        paths = [p for _, names, p in own if controller in names.split(",")] or ["/"]
+        paths = [p for _, names, p in groups if controller in names.split(",")] or ["/"]
         for path in paths:
             parts = pathlib.PurePosixPath(path.lstrip("/")).parts
             parents = [root.joinpath(*parts[:n]) for n in range(len(parts) + 1)]

@@ -37,7 +37,7 @@ _V1_FILE = "memory/{}memory.limit_in_bytes"
 
 
 @pytest.mark.parametrize(
-    "own, limits, expected",
+    "groups, limits, expected",
     [
         (None, {}, _MACHINE),
         (_V2.format("/"), {"memory.max": "max"}, _MACHINE),
@@ -65,13 +65,13 @@ _V1_FILE = "memory/{}memory.limit_in_bytes"
     ],
 )
 def test_without_a_gpu_memory_is_the_machines_or_the_containers(
-    own, limits, expected, monkeypatch, tmp_path
+    groups, limits, expected, monkeypatch, tmp_path
 ):
     for name, limit in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{limit}\n")
-    if own is not None:
-        (tmp_path / "own").write_text(f"{own}\n")
+    if groups is not None:
+        (tmp_path / "own").write_text(f"{groups}\n")
     monkeypatch.setattr(recomputing, "_CGROUPS", tmp_path)
     monkeypatch.setattr(recomputing, "_OWN_CGROUPS", tmp_path / "own")
     assert recomputing.device_memory() == expected

@@ -248,10 +248,10 @@ def test_a_script_gets_its_tf_config_from_any_launcher_in_one_call(monkeypatch):
 def test_tf_config_keeps_its_other_keys(monkeypatch):
     task = {"type": "worker", "index": 1, "trial": "7"}
     others = {"model_dir": "/run", "rpc_layer": "grpc", "session_master": "grpc://s:1"}
-    given = {"cluster": _CLUSTER, "task": task, "environment": "cloud"} | others
-    monkeypatch.setenv("TF_CONFIG", json.dumps(given))
+    before = {"cluster": _CLUSTER, "task": task, "environment": "cloud"} | others
+    monkeypatch.setenv("TF_CONFIG", json.dumps(before))
     set_tf_config()
-    assert json.loads(os.environ["TF_CONFIG"]) == given
+    assert json.loads(os.environ["TF_CONFIG"]) == before
 
 
 def test_sagemakers_file_lists_the_hosts_where_no_variable_does(monkeypatch, tmp_path):
