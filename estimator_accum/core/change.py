@@ -73,6 +73,21 @@ def are_as_computed(gradients: list[Gradient]) -> bool:
     return all(part.name in _known(part.graph) for part in parts)
 
 
+def losses_of(gradients: list[Gradient]) -> list:
+    """Returns the losses, each once, of which `compute_gradients` took the gradients."""
+    losses = {}
+
+    def inputs_of(operation: tf.Operation) -> list[tf.Tensor]:
+        results = _known(operation.graph)
+        names = [tensor.name for tensor in operation.outputs if tensor.name in results]
+        losses.update({id(results[n].loss): results[n].loss for n in names})
+        return [] if names else list(operation.inputs)
+
+    # Not from their rows, which gradients of several losses share.
+    data_ancestors([values_of(gradient).op for gradient in gradients], inputs_of)
+    return list(losses.values())
+
+
 def _known(graph: tf.Graph) -> dict[str, _Computed]:
     """Returns the results of `compute_gradients` in a graph, by names of tensors."""
     return value_of_graph(graph, _COMPUTED, {})

@@ -68,7 +68,9 @@ def global_norm(
     half = tf.reduce_sum(halves)
     if half_of_slices is not None:
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
-        half = half_of_slices + tf.reduce_sum(tf.gather(halves, dense))
+        half = half_of_slices
+        if dense:
+            half += tf.reduce_sum(tf.gather(halves, dense))
     return tf.sqrt(half * tf.constant(2.0, halves.dtype))
 
 

@@ -7,9 +7,15 @@ import tensorflow as tf
 from estimator_accum.checks.before_runs import look_at_changes
 from estimator_accum.checks.declared_loss import check_declared_loss
 from estimator_accum.core.arguments import check_graph, check_loss
-from estimator_accum.core.change import are_as_computed, find_change, remember
+from estimator_accum.core.change import (
+    are_as_computed,
+    find_change,
+    losses_of,
+    remember,
+)
 from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
+from estimator_accum.core.gradients import Gradient
 from estimator_accum.core.interception import without_interception
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.multipliers import Multipliers
@@ -87,7 +93,6 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._optimizer = optimizer
-        self._loss = None
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:
@@ -105,8 +110,6 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         with without_interception():
             pairs = self._optimizer.compute_gradients(loss, *args, **kwargs)
         remember(pairs, loss)
-        is_scalar = getattr(loss, "shape", None) == []
-        self._loss = loss if is_scalar else None
         return pairs
 
     @tf.autograph.experimental.do_not_convert
@@ -135,10 +138,10 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         options = self._options.inside(current_batch())
         clock = clock_of(options)
         check_replica_context(options.optimizer)
-        loss = self._loss_of_this_graph()
         # Whatever can be made a tensor is taken, such as the result of an assignment.
         to_tensor = tf.compat.v1.convert_to_tensor_or_indexed_slices
         pairs = [(g if g is None else to_tensor(g), v) for g, v in grads_and_vars]
+        loss = _loss_of([g for g, _ in pairs if g is not None])
         gradients, variables, device = check_trained(pairs, loss)
         if are_as_computed(gradients) and isinstance(clock, EveryKRuns):
             steps = options.gradient_accumulation_steps
@@ -169,14 +172,6 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         look_at_changes(multipliers, get_windows)
         return train_op
 
-    def _loss_of_this_graph(self) -> tf.Tensor | None:
-        """Returns the loss to report; None if its gradients were computed elsewhere."""
-        with tf.init_scope():
-            graph = tf.compat.v1.get_default_graph()
-        if getattr(self._loss, "graph", None) is graph:
-            return self._loss
-        return None
-
     def get_slot(self, var, name: str) -> tf.Variable | None:
         """Returns the wrapped optimizer's slot."""
         return self._optimizer.get_slot(var, name)
@@ -193,6 +188,16 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         """Returns the children in object-based checkpoints, as of Keras Estimators."""
         children = trackable_children(self._optimizer, *args, **kwargs)
         return {**children, **{v.op.name: v for v in _window_variables()}}
+
+
+def _loss_of(gradients: list[Gradient]) -> tf.Tensor | None:
+    """Returns the loss to report; None unless it is known, one scalar of this graph."""
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+    losses = losses_of(gradients)
+    if len(losses) != 1 or getattr(losses[0], "graph", None) is not graph:
+        return None
+    return losses[0] if losses[0].shape == [] else None
 
 
 def _check_sparse_norm(options: Options) -> None:

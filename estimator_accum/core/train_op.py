@@ -18,7 +18,7 @@ from estimator_accum.core.trained import (
     checked_var_list,
     no_gradient_message,
 )
-from estimator_accum.core.v1_optimizers import is_loss_scaling
+from estimator_accum.core.v1_optimizers import is_loss_scaling, takes
 from estimator_accum.core.window import make_train_op
 from estimator_accum.graph.walks import ancestors
 
@@ -137,12 +137,14 @@ def make_accumulating_train_op(
     # By default each gradient waits until all gradients of its operation are computed,
     # so that no variable changes before the last one has read it. A window ensures that
     # anyway, and the gates would be a third of the gradients' graph.
-    gate_none = {"gate_gradients": tf.compat.v1.train.Optimizer.GATE_NONE}
+    gates = {}
+    if clock.keeps_sums and takes(optimizer, "gate_gradients"):
+        gates["gate_gradients"] = tf.compat.v1.train.Optimizer.GATE_NONE
     with without_interception():
         pairs = optimizer.compute_gradients(
             loss * tf.cast(factor, loss.dtype) if is_weighted else loss,
             var_list=var_list,
-            **(gate_none if clock.keeps_sums else {}),
+            **gates,
         )
     gradients, variables, device = check_trained(pairs, loss)
     if isinstance(clock, EveryKRuns):

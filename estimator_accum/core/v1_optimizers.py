@@ -27,6 +27,16 @@ def is_dynamic(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     )
 
 
+def takes(optimizer: tf.compat.v1.train.Optimizer, name: str) -> bool:
+    """Returns whether `compute_gradients` takes an argument of this name."""
+    takes_it = True
+    for one in (optimizer, innermost(optimizer)):
+        parameters = inspect.signature(one.compute_gradients).parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        takes_it &= name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+    return takes_it
+
+
 def innermost(
     optimizer: tf.compat.v1.train.Optimizer,
 ) -> tf.compat.v1.train.Optimizer:

@@ -8,6 +8,7 @@ from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
     get_windows,
+    make_accumulating_train_op,
     make_accumulation_hooks,
 )
 from tests.helpers.models.interfaces import sgd, start_session
@@ -240,3 +241,40 @@ def test_a_partial_window_of_two_optimizers_is_applied(tmp_path, caplog):
     assert estimator.get_variable_value("accumulation/micro_steps") == 0
     rows = (tmp_path / "train_metrics.csv").read_text().splitlines()
     assert [row.split(",")[:2] for row in rows[1:]] == [["1", "3"], ["2", "5"]]
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("fresh_graph")
+def test_each_train_op_has_the_loss_that_its_gradients_are_of():
+    d, g = (v1.get_variable(name, initializer=1.0) for name in "dg")
+    factor = v1.placeholder_with_default(100.0, [])
+    ours = AccumulatingOptimizer(sgd(), 2)
+    of_d = ours.compute_gradients(2.0 * d, [d])
+    of_g = ours.compute_gradients(factor * g, [g])
+    clipped = [(tf.clip_by_norm(gradient, 1.0), v) for gradient, v in of_d]
+    train_op = ours.apply_gradients(of_d)
+    for pairs in (of_g, clipped, [*of_d, *of_g], [(tf.gradients(3.0 * d, d)[0], d)]):
+        ours.apply_gradients(pairs)
+    knows = ["loss" in window.sums for window in get_windows()]
+    assert knows == [True, True, True, False, False]
+    session = start_session()
+    for _ in range(2):  # the other loss is NaN
+        fetched = session.run([train_op, get_windows()[0].loss], {factor: np.nan})
+    assert fetched[1] == 2.0
+    assert session.run(d) == 1.0 - 2.0
+
+
+class _OfFewArguments(v1.train.GradientDescentOptimizer):
+    def compute_gradients(self, loss, var_list=None):
+        return super().compute_gradients(loss, var_list)
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures("fresh_graph")
+def test_an_optimizer_needs_no_gates():
+    x = v1.get_variable("x", initializer=0.0)
+    train_op = make_accumulating_train_op(2.0 * x, _OfFewArguments(1.0), 2)
+    session = start_session()
+    for _ in range(2):
+        session.run(train_op)
+    assert session.run(x) == -2.0
