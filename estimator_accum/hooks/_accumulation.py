@@ -15,14 +15,16 @@ When training ends, either at the last micro-step or at the end of the data:
     AccumulationHook.end                      logs whether it was kept or applied
 
 The data has ended if the last run of a train op did not finish: a micro-step that finds
-no batch raises OutOfRangeError, and `after_run` is not called.
+no batch raises OutOfRangeError, and `after_run` is not called. In a loop that feeds, the
+run that fetches the batch does not finish: one that also ran since the micro-step before
+the last.
 
 A run that ends with an error does not call `end`: its partial window is the one in its
 last checkpoint.
 """
 
 import logging
-import math
+import numbers
 import os
 from collections.abc import Callable, Sequence
 
@@ -49,8 +51,8 @@ from estimator_accum.reports._progress import ProgressReport
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-# Kind of the caller's current `session.run`, or of the last one that failed.
-_TRAIN_OP, _OTHER = "train op", "other"
+# Kind of a `session.run` by the caller; others are known by what they fetch.
+_TRAIN_OP = "train op"
 _PARTIAL_WINDOW_CHOICES = ("auto", "keep", "apply")
 
 
@@ -59,7 +61,7 @@ def make_accumulation_hooks(
     *,
     metrics_dir: str | os.PathLike | None = None,
     reports: Sequence[Report] = (),
-    learning_rate: tf.Tensor | None = None,
+    learning_rate: tf.Tensor | float | None = None,
     weight_unit: str = "micro_steps",
     micro_batch_size: int | None = None,
     total_updates: int | None = None,
@@ -107,13 +109,19 @@ def make_accumulation_hooks(
         The hooks, in the order in which they must be passed.
 
     Raises:
-        TypeError: If `metrics_dir` is not a path or `reports` not a list of reports.
+        TypeError: If `metrics_dir` is not a path, `learning_rate` not a scalar or
+            `reports` not a list of reports.
         ValueError: If `partial_window` or `save_on_signal` is not one of these values,
             or `total_updates` < 1; later, when training begins, if the graph has no
             accumulating train op or no global step, and errors of `Report.check`.
     """
     _check_arguments(
-        partial_window, save_on_signal, metrics_dir, reports, total_updates
+        partial_window,
+        save_on_signal,
+        metrics_dir,
+        reports,
+        learning_rate,
+        total_updates,
     )
     summary = TrainingSummary(weight_unit, micro_batch_size)
 
@@ -142,7 +150,7 @@ def make_accumulation_hooks(
 
 
 def _check_arguments(
-    partial_window, save_on_signal, metrics_dir, reports, total_updates
+    partial_window, save_on_signal, metrics_dir, reports, learning_rate, total_updates
 ) -> None:
     if partial_window not in _PARTIAL_WINDOW_CHOICES:
         raise ValueError(
@@ -159,11 +167,23 @@ def _check_arguments(
             "`metrics_dir` must be a path or None. "
             f"Received: {metrics_dir!r}. Pass the Estimator's model_dir, for example."
         )
+    _check_learning_rate(learning_rate)
     _check_reports(reports)
     if total_updates is not None and total_updates < 1:
         raise ValueError(
             "`total_updates` must be an integer >= 1 or None. "
             f"Received: {total_updates}. Pass None if the total is unknown."
+        )
+
+
+def _check_learning_rate(learning_rate) -> None:
+    is_number = isinstance(learning_rate, numbers.Real)
+    if learning_rate is None or (is_number and not isinstance(learning_rate, bool)):
+        return
+    if getattr(learning_rate, "shape", None) != []:
+        raise TypeError(
+            "`learning_rate` must be a scalar Tensor, a number or None. "
+            f"Received: {learning_rate!r}. Pass the value that the optimizer has."
         )
 
 
@@ -185,7 +205,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
 
     Args:
         partial_window: "auto", "keep" or "apply".
-        learning_rate: Scalar Tensor to report; None reports none.
+        learning_rate: Scalar to report; None reports none.
         make_reports: Returns the reports of a train op. Its argument is None for the
             graph's first train op, else the train op's name.
         summary: One of those reports, or none of them, to be told of the first window.
@@ -196,7 +216,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def __init__(
         self,
         partial_window: str,
-        learning_rate: tf.Tensor | None,
+        learning_rate: tf.Tensor | float | None,
         make_reports: Callable[[str | None], list[Report]],
         summary: TrainingSummary,
         saver: tf.compat.v1.train.Saver | None,
@@ -222,8 +242,12 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._watch = SaveWatch(saver, self._before_save)
         self._session = self._coordinator = self._run_context = None
         first, *further = windows
+        learning_rate = self._learning_rate
+        if learning_rate is not None:
+            with tf.control_dependencies(None):
+                learning_rate = tf.convert_to_tensor(learning_rate)
         self._windows = [
-            ReportedWindow(first, self._make_reports(None), self._learning_rate),
+            ReportedWindow(first, self._make_reports(None), learning_rate),
             *(
                 ReportedWindow(window, self._make_reports(window.name), None)
                 for window in further
@@ -237,7 +261,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
         self._run_context = None
-        self._running, self._has_data_ended = None, False
+        self._running, self._ended = None, set()  # kinds of runs; those that failed
+        self._since, self._feeding = set(), {}  # runs before each train op's last one
         self._last_global_step, self._last_held = session.run(self._global_step), 0
         if self._signals is not None:
             self._signals.open(coord)
@@ -253,10 +278,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if self._run_context is None:
             check_is_saved(self._watch)
         self._run_context = run_context
-        self._requested = self._windows_that_run(run_context)
-        # The run before this one was a train op's and did not finish.
-        self._has_data_ended |= self._running == _TRAIN_OP
-        self._running = _TRAIN_OP if self._requested else _OTHER
+        self._note_the_end()
+        self._requested, fetches = self._windows_that_run(run_context)
+        self._running = _TRAIN_OP if self._requested else fetches
         if not self._requested:
             return None
         fetched = [window.fetched for window in self._requested]
@@ -270,7 +294,11 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return {request: 1.0 for request in requests if request is not None}
 
     def after_run(self, run_context, run_values) -> None:
-        self._has_data_ended &= self._running == _OTHER
+        self._ended.discard(self._running)
+        self._since.add(self._running)
+        if self._running == _TRAIN_OP:
+            names = tuple(reported.window.name for reported in self._requested)
+            self._feeding[names], self._since = self._since, set()
         self._running = None
         for window, fetched in zip(self._requested, run_values.results or ()):
             values = window.take(fetched)
@@ -281,8 +309,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             if values["has_updated"]:
                 window.report(values, self._last_global_step)
             if window is self._windows[0]:
-                is_open = math.isnan(values["weight"])
-                self._last_held = int(values["micro_batches"]) if is_open else 0
+                held = int(values["micro_batches"])
+                self._last_held = 0 if values["is_boundary"] else held
             if window is self._windows[0] and self._signals is not None:
                 self._is_stopped |= self._stops_after(values)
         if self._is_stopped:
@@ -293,14 +321,19 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         window = self._windows[0].window
         if window.stop_request is not None:
             return values["stop_requests"] > 0
-        is_inside = math.isnan(values["weight"])
+        is_inside = not values["is_boundary"]
         is_saved = window.num_replicas == 1 and not self._place.is_on_worker
         if is_inside and (self._signals.stops_at_update or not is_saved):
             return False
         return self._signals.is_asked
 
-    def _windows_that_run(self, run_context) -> list[ReportedWindow]:
-        """Returns the windows whose train op the caller runs."""
+    def _note_the_end(self) -> None:
+        """Notes the run before, if it did not finish and the train op needs it."""
+        needed = set().union([_TRAIN_OP], *self._feeding.values())
+        self._ended |= {self._running} & needed
+
+    def _windows_that_run(self, run_context) -> tuple[list[ReportedWindow], tuple]:
+        """Returns the windows whose train op the caller runs, and all that it fetches."""
         graph = run_context.session.graph
         operations = fetched_operations(graph, run_context.original_args.fetches)
         request = tuple(operation.name for operation in operations)
@@ -309,7 +342,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             self._known_requests[request] = [
                 window for window in self._windows if window.runs_with(needed)
             ]
-        return self._known_requests[request]
+        return self._known_requests[request], request
 
     def end(self, session) -> None:
         if self._applies_at_the_end():
@@ -368,12 +401,13 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if self._is_stopped:
             return False
         if self._partial_window == "auto":
-            return self._has_data_ended or self._running == _TRAIN_OP
+            self._note_the_end()
+            return bool(self._ended)
         return self._partial_window == "apply"
 
     def _is_final_save(self, session) -> bool:
         """Returns whether this save is the last, and a partial window is applied."""
-        if self._run_context is None or self._running == _OTHER:
+        if self._run_context is None or self._running not in (None, _TRAIN_OP):
             return False  # `end` saves again if necessary
         if not self._applies_at_the_end():
             return False

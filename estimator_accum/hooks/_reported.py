@@ -47,6 +47,7 @@ class ReportedWindow:
         update_step, clipped_share = window.of_partial
         of_partial = {"update_step": update_step, "clipped_share": clipped_share}
         self._partial = PartialUpdate(window, scalars | of_partial)
+        scalars["is_boundary"] = window.is_boundary
         scalars["update_step"] = window.update_step_after
         scalars["clipped_share"] = window.clipped_share
         scalars["micro_batches"] = window.micro_steps_after * window.num_replicas

@@ -93,3 +93,16 @@ def test_rows_are_cleared_after_they_were_read():
         for operation in marked
         if operation not in cleared
     )
+
+
+@pytest.mark.once
+def test_slices_may_be_of_embeddings_alone():
+    table = v1.get_variable("table", [4, 1], initializer=v1.zeros_initializer())
+    loss = tf.reduce_sum(tf.gather(table, [2, 0, 2])[:, 0] * [2.0, 1.0, 2.0])
+    options = {"clip_norm": 1.5, "sparse_norm": "slices"}
+    train_op = make_accumulating_train_op(loss, sgd(), 2, **options)
+    session = start_session()
+    for _ in range(2):
+        session.run(train_op)
+    # As of one batch with six slices, each half of these: a norm of 3 / sqrt(2).
+    assert session.run(table)[2, 0] == pytest.approx(-4 * 1.5 * 2**0.5 / 3)

@@ -100,3 +100,80 @@ def test_what_no_micro_step_has_told_leaves_the_window_open(tmp_path, caplog):
     assert estimator.get_variable_value("accumulation/micro_steps") == 2
     estimator.train(lambda: micro_batches(X[:SIZE]).batch(SIZE))
     assert estimator.get_variable_value("update_step") == 2
+
+
+def _feed_each(session, batch, train):
+    while True:
+        train(session.run(batch))
+
+
+def _feed_with_one_ahead(session, batch, train):
+    value = session.run(batch)
+    try:
+        while True:
+            following = session.run(batch)
+            train(value)
+            value = following
+    except tf.errors.OutOfRangeError:
+        train(value)
+
+
+def _stop_before_the_end(session, batch, train):
+    for _ in range(3):
+        train(session.run(batch))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("loop", "reads_more", "expected"),
+    [
+        (_feed_each, False, -5.5),
+        (_feed_with_one_ahead, False, -5.5),
+        (_stop_before_the_end, False, -1.5),
+        (_stop_before_the_end, True, -1.5),  # the end of other data
+    ],
+)
+def test_the_end_of_data_is_seen_where_a_loop_feeds(loop, reads_more, expected):
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        batch, other = (
+            v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(values))
+            for values in ([1.0, 2.0, 4.0], [8.0])
+        )
+        batch, other = batch.get_next(), other.get_next()
+        x, w = v1.placeholder(tf.float32, []), v1.get_variable("w", initializer=0.0)
+        train_op = make_accumulating_train_op(w * x, sgd(1.0), 2)
+        values = _ValuesAtTheEnd(w)
+        hooks = [*make_accumulation_hooks(), values]
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            loop(session, batch, lambda value: session.run(train_op, {x: value}))
+            while reads_more:
+                session.run(other)
+    assert values.at_the_end == expected
+
+
+class _ValuesAtTheEnd(v1.train.SessionRunHook):
+    """Reads a variable after the hooks before it have ended."""
+
+    def __init__(self, variable):
+        self._value = variable.read_value()
+
+    def end(self, session):
+        self.at_the_end = session.run(self._value)
+
+
+@pytest.mark.once
+def test_a_rate_to_report_is_a_scalar(tmp_path):
+    for rate in ("0.1", True, [0.1], sgd()):
+        with pytest.raises(TypeError, match="`learning_rate` must be a scalar Tensor"):
+            make_accumulation_hooks(learning_rate=rate)
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        w = v1.get_variable("w", initializer=0.0)
+        train_op = make_accumulating_train_op(w, sgd(), 2)
+        hooks = make_accumulation_hooks(metrics_dir=tmp_path, learning_rate=0.25)
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            session.run(train_op)
+            session.run(train_op)
+    rows = np.genfromtxt(tmp_path / "train_metrics.csv", delimiter=",", names=True)
+    assert rows["learning_rate"] == 0.25
