@@ -26,6 +26,8 @@ def pytest_addoption(parser):
     parser.addoption("--composed-losses", type=int, default=15, help=text)
     text = "number of attacks in test_attacked_rules.py"
     parser.addoption("--attacks", type=int, default=300, help=text)
+    text = "number of looks of the spot check in test_rounded_products.py"
+    parser.addoption("--looks", type=int, default=4, help=text)
     text = "number of killed workers in tests/distributed/test_ray_train.py"
     parser.addoption("--ray-kills", type=int, default=2, help=text)
     text = "write the digests that test_golden_graphs.py compares to its file"

@@ -23,8 +23,8 @@ from estimator_accum.microbatch.staging import check_rows, describe_example, row
 from estimator_accum.microbatch.work import Turn, Work
 
 _LATE = (
-    "It was seen at {}, so earlier updates may be wrong as well: resume from no "
-    "checkpoint of this run."
+    "It was seen at {}: updates since the last one that passed this check may be wrong "
+    "as well."
 )
 
 
@@ -229,8 +229,8 @@ class BatchRunner:
         return feeds
 
     def _spot_check(self, session, cuts: list[_Cut], place: str) -> None:
-        """Has some batches looked at, if they may be cut: the numbers of each replica."""
-        if self._count.is_fixed and self._count.value == 1:
+        """Has some batches looked at, if they are cut: the numbers of each replica."""
+        if self._count.value == 1:
             return
         for i, (replica, cut) in enumerate(zip(self._replicas, cuts, strict=True)):
             check, looks = replica.spot_check, self._looks[i]

@@ -180,14 +180,19 @@ def rounding_of(dtype: tf.DType) -> float:
     return _ROUNDING * float(np.finfo(dtype.real_dtype.as_numpy_dtype).eps)
 
 
-def are_equal(one: Fingerprint, products: np.ndarray, bound: float) -> bool:
-    """Returns whether products differ by rounding alone, or are not finite.
+def ratio_to_rounding(
+    difference: np.ndarray, numbers: np.ndarray, bound: float
+) -> float:
+    """Returns the largest difference of products, in units of its bound.
+
+    Differences that are not finite do not count.
 
     Args:
-        one: Values of a fingerprint.
-        products: Products of the other tensor.
+        difference: Difference of the products of two tensors.
+        numbers: Numbers of the tensors in each product.
         bound: Largest difference of a number of the tensors by rounding.
     """
-    difference = np.abs(one.products.astype(np.float64) - products)
-    bounds = bound * np.sqrt(np.maximum(one.numbers, 1))
-    return bool(np.all((difference <= bounds) | ~np.isfinite(difference)))
+    bounds = np.broadcast_to(bound * np.sqrt(np.maximum(numbers, 1)), difference.shape)
+    counts = np.isfinite(difference) & (difference != 0)
+    with np.errstate(divide="ignore"):
+        return float(np.max(np.abs(difference[counts]) / bounds[counts], initial=0))

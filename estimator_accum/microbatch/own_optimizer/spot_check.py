@@ -1,14 +1,24 @@
 """A spot check: a look at the numbers of a batch that is cut, before its update.
 
-    rows of some examples         = those of one, of three and of the rest, joined
-    gradients of some examples    = the sum of those of one, of three and of the rest
+    F(a, b) + F(a', b')    = F(a', b) + F(a, b')    gradients of four micro-batches
+    rows of a in F(a, b)   = those in F(a, b')
+    F(a, b)                = the sum of smaller groups' gradients, their rows joined
 
-with random gradients of the rows, and the same random numbers in both. It guards the
-rules of the analysis, and finds gradients of their own (tf.custom_gradient) that combine
-examples, which no analysis of the forward pass can. The examples are spread over the
-batch, and looked at again with noise on all features that are no integers. Fingerprints
-are compared, so no gradient leaves the session. It changes no variable. Where it fails,
-training is refused.
+with random gradients of the rows, and the same random numbers in all. a, b, a' and b' are
+examples from all parts of the batch; a' and b' have noise on dense features that are no
+integers. It guards the rules of the analysis, and finds gradients of their own
+(tf.custom_gradient) that combine examples, which no analysis of the forward pass can.
+
+The four micro-batches have the same size, so the same code multiplies in all of them: an
+example's own numbers are the same in any precision (TF32, bfloat16), and only sums over
+examples are rounded in different ways. The bound is the rounding of such a sum. Groups
+have other sizes, for which code of other precision may multiply; a number near a step
+(ReLU, quantization, argmax) may fall to its other side. Their bound is a share of the
+numbers themselves: a dependence on the number of examples, or on places in the batch, is
+larger.
+
+Fingerprints are compared, so no gradient leaves the session. It changes no variable.
+Training is refused if two looks fail, at different examples.
 """
 
 import itertools
@@ -27,9 +37,9 @@ from estimator_accum.microbatch.count import is_out_of_memory
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
-    are_equal,
     of_gradient,
     of_rows,
+    ratio_to_rounding,
     rounding_of,
 )
 from estimator_accum.microbatch.own_optimizer.head import View
@@ -40,10 +50,29 @@ from estimator_accum.microbatch.own_optimizer.without_draws import (
 from estimator_accum.precision import has_low_precision
 
 _BATCHES = (1, 2, 10, 100, 1000)  # those that are looked at
-_MOST_EXAMPLES, _MOST_LATER = 8, 4  # of the first of them, and of the others
-_GROUPS = (1, 3)  # and the rest
+_EXAMPLES = 4  # of a look, beside as many others in their place
+_LOOKS, _FAILURES = 3, 2  # at one batch at most, and those of them that refuse it
+_GROUPS = (1, 1)  # and the rest
+_SHARE = 0.25  # of rows; those of groups that differ by more are refused
+# The same of sums. Where rows change by c, so do c of the ReLUs: gradients by its root.
+_SHARE_OF_SUMS, _PER_ROOT = 1e-2, 16
+_SHARE_OF_NOTHING = 0.6  # of sums if nothing arrives; at most, whatever the change
+_ALL_OTHERS = 3  # place of (a', b')
+_FACTOR = 4  # of gradients of the other examples
 _SMALLEST = 4e-2  # size of a gradient, relative to the largest one, that rounding has
+_SMALLEST_ROWS = 1e-2  # the same for rows, relative to 1 if they are smaller
 _SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
+_NOTHING = 0.0  # another one; shows what each micro-batch would add again
+_NO_SUM = (
+    "The gradient of a batch must be the sum of its micro-batches', for any gradient of "
+    "each example's results. Received: {}, which is another one {}. Look for a "
+    "tf.custom_gradient that combines examples, or train without micro-batches."
+)
+_NO_ROWS = (
+    "The results of micro-batches must be the rows that the batch at once computes. "
+    "Received: {}, whose rows {} of the examples. Declare no Python function per_example "
+    "that is not, or train without micro-batches."
+)
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -53,14 +82,29 @@ class _Look(NamedTuple):
     Attributes:
         session: The session itself, without hooks.
         feeds: Feeds of all runs: the examples, and the caller's.
-        number: Number of examples.
+        number: Number of examples in each of the four micro-batches.
         is_noisy: Whether there is noise, with which the model may fail.
+        scale: Size of the gradients that arrive.
     """
 
     session: tf.compat.v1.Session
     feeds: dict
     number: int
     is_noisy: bool
+    scale: float
+
+    @property
+    def is_of_b(self) -> np.ndarray:
+        """Returns which examples of a micro-batch are b; the others are a."""
+        return np.arange(self.number) >= self.number // 2
+
+
+class _Difference(ValueError):
+    """A failed look."""
+
+
+class _NotFinite(Exception):
+    """Noise makes numbers that are not finite, which say nothing."""
 
 
 class SpotCheck:
@@ -110,10 +154,11 @@ class SpotCheck:
             self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
             self._arriving = {copy(g): axis for _, g, axis in arriving}
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
-            self._examples = {
-                copy(whole): example
-                for whole, example in _examples(batch, self._indices).items()
-            }
+            self._examples, self._takes_noise = {}, set()
+            for whole, example, is_dense in _examples(batch, self._indices):
+                self._examples[copy(whole)] = example
+                if is_dense and whole.dtype.is_floating:
+                    self._takes_noise.add(copy(whole).ref())
         self._tolerance = _rounding_in(needed)
         self._has_own_gradients = bool(operations_with_own_gradients(needed))
 
@@ -143,14 +188,14 @@ class SpotCheck:
         """
         if has_low_precision(session):
             self._tolerance = max(self._tolerance, rounding_of(tf.bfloat16))
-        most = _MOST_LATER if last else _MOST_EXAMPLES
+        most = min(_EXAMPLES, rows)
         # Beside the numbers that were drawn, half a micro-batch takes no more memory.
-        number = min(most, rows, max(2, size // 2 if self._draws else size))
+        number = min(most, max(2, size // 2 if self._draws else size))
         done = 0
-        while done < min(most, rows):
+        while done < most:
+            number = min(number, max(2, most - done))
             try:
-                number = min(number, max(2, most - done))
-                self._look(session, rows, number, last + done / most, feeds)
+                self._look(session, rows, number, (last, done), feeds)
                 done += number
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -163,80 +208,165 @@ class SpotCheck:
                     return
                 number = max(2, number // 2)
 
-    def _look(self, session, rows: int, number: int, turn: float, feeds: dict) -> None:
-        """Compares examples as they are, and with noise.
+    def _look(
+        self, session, rows: int, number: int, turn: tuple[int, int], feeds: dict
+    ) -> None:
+        """Compares examples, and others if they fail: one look may fail by rounding.
 
         Args:
             session: The session.
             rows: Number of examples in the batch.
             number: Number of examples to look at.
-            turn: Number of the look, which decides which examples are looked at.
+            turn: Number of the batch that was looked at last, and of the examples of
+                this one; they decide which examples are looked at.
             feeds: Further feeds of a micro-batch.
         """
-        feeds = {**feeds, self._batch.rows: number, self._batch.num_micro_batches: 1}
-        # One of each part of the batch: every n-th example may be alike.
-        random = np.random.default_rng(int(turn * _MOST_EXAMPLES))
-        within = (np.arange(number) + random.uniform(size=number)) * rows / number
-        indices = {self._indices: within.astype(np.int64)}
-        examples = session.run(self._examples, indices)
-        noisy = {
-            whole: value + _noise(value, random)
-            for whole, value in examples.items()
-            if whole.dtype.is_floating and value.size
-        }
-        look = _Look(session, feeds | examples, number, is_noisy=False)
-        is_first = turn < 1
-        for scale in _SCALES if self._has_own_gradients and is_first else _SCALES[:1]:
-            self._compare(look, scale, random)
-        if not noisy:
-            return
-        look = look._replace(feeds=feeds | examples | noisy, is_noisy=True)
-        try:
-            self._compare(look, _SCALES[0], random)
-        except tf.errors.OpError as error:
-            if is_out_of_memory(error):
-                raise
-            _logger.debug("micro-batches: no look at noise, which fails: %s", error)
+        failures = 0
+        for attempt in range(_LOOKS):
+            random = np.random.default_rng([*turn, attempt])
+            try:
+                self._look_once(session, rows, number, turn == (0, 0), feeds, random)
+                if not failures:
+                    return
+            except _Difference as error:
+                failures += 1
+                if failures == _FAILURES:
+                    raise ValueError(str(error)) from None
+                _logger.debug("micro-batches: a look at other examples: %s", error)
 
-    def _compare(self, look: _Look, scale: float, random) -> None:
+    def _look_once(
+        self, session, rows: int, number: int, is_first: bool, feeds: dict, random
+    ) -> None:
+        # One of each part of the batch: every n-th example may be alike.
+        within = (np.arange(number) + random.uniform(size=number)) * rows / number
+        taken = within.astype(np.int64)
+        others = (taken + random.integers(1, rows)) % rows
+        feeds = {**feeds, self._batch.rows: 4 * number}
+        feeds[self._batch.num_micro_batches] = 1
+        look = _Look(session, feeds, number, is_noisy=False, scale=_SCALES[0])
+        are_others = _are_others(look.is_of_b)
+        indices = np.where(are_others, others, taken).reshape(-1)
+        examples = session.run(self._examples, {self._indices: indices})
+        noisy = {
+            whole: value + _noise(value, are_others, random)
+            for whole, value in examples.items()
+            if whole.ref() in self._takes_noise and value.size
+        }
+        looks = [look._replace(feeds=feeds | examples)]
+        if noisy:
+            looks.insert(0, looks[0]._replace(feeds=feeds | examples | noisy))
+            looks[0] = looks[0]._replace(is_noisy=True)
+        for look in looks:
+            try:
+                self._compare(look, is_first and self._has_own_gradients, random)
+                return
+            except (tf.errors.OpError, _NotFinite) as error:
+                if is_out_of_memory(error) or not look.is_noisy:
+                    raise
+                _logger.debug("micro-batches: no look at noise, which fails: %s", error)
+
+    def _compare(self, look: _Look, is_scaled: bool, random) -> None:
+        """Raises _Difference if numbers fail."""
+        for scale in _SCALES if is_scaled else _SCALES[:1]:
+            scaled = look._replace(scale=scale)
+            values = self._random(scaled, random)
+            self._compare_groups(scaled, values, self._exchange(scaled, values))
+        if is_scaled and self._arriving:
+            scaled = look._replace(scale=_NOTHING)
+            values |= self._random(scaled, random)
+            self._compare_groups(scaled, values, self._run(scaled, _ALL_OTHERS, values))
+
+    def _exchange(self, look: _Look, values: dict) -> tuple[dict, dict]:
+        """Compares micro-batches of one size, in which examples are exchanged.
+
+        Returns:
+            Fingerprints of the rows and gradients of (a', b').
+        """
+        results = [self._run(look, 0, values, self._draws)]
+        results += [self._run(look, place, values) for place in (1, 2, _ALL_OTHERS)]
+        for name in results[0][0]:
+            fingerprints = [rows[name] for rows, _ in results]
+            ratio = _ratio_of_same_rows(fingerprints, look.is_of_b, self._tolerance)
+            _judge(ratio, _NO_ROWS, name, f"change with {look.number - 1} others")
+        least = look.scale if self._arriving else 0.0
+        gradients = [gradients for _, gradients in results]
+        _judge_exchanged_sums(gradients, least, self._tolerance)
+        return results[-1]
+
+    def _compare_groups(self, look: _Look, values: dict, together: tuple) -> None:
+        """Compares (a', b') with groups of its examples.
+
+        Args:
+            look: The comparison.
+            values: Values for the examples.
+            together: Fingerprints of the rows and gradients of (a', b').
+        """
         number = look.number
-        groups = [size for size in _GROUPS if size < number]
-        if sum(groups) >= number:
-            groups = groups[:1]
+        groups = [size for size in _GROUPS if size < number][: number - 1]
         groups.append(number - sum(groups))
         begins = np.cumsum([0, *groups])
-        parts = [slice(*pair) for pair in itertools.pairwise(begins)]
-        run = look.session.run
-        values_of_all = self._random(look, scale, random)
-        fetches = [self._rows, self._gradients, self._guards]
-        rows, gradients, _, draws = run(
-            [*fetches, list(self._draws)],
-            self._feeds(slice(0, number), look, values_of_all),
-        )
-        values_of_all |= {
-            tensor: (value, axis)
-            for (tensor, axis), value in zip(self._draws.items(), draws, strict=True)
-        }
-        apart = [run(fetches, self._feeds(part, look, values_of_all)) for part in parts]
-        for name, together in rows.items():
-            fingerprints = [group[name] for group, _, _ in apart]
-            if not _are_joined(together, fingerprints, self._tolerance, look.is_noisy):
-                raise ValueError(
-                    "The results of micro-batches must be the rows that the batch at once "
-                    f"computes. Received: {name}, whose rows for {number} examples are "
-                    f"others than for {' and '.join(map(str, groups))} of them. Declare "
-                    "no Python function per_example that is not, or train without "
-                    "micro-batches."
-                )
-        least = scale if self._arriving else 0.0
-        gradients_apart = [group for _, group, _ in apart]
-        _check_sums(gradients, gradients_apart, number, least, self._tolerance)
+        spans = [slice(*pair) for pair in itertools.pairwise(begins)]
+        apart = [self._run(look, _ALL_OTHERS, values, span=span) for span in spans]
+        rows, gradients = together
+        change = 0.0
+        for name, whole in rows.items():
+            fingerprints = [group[name] for group, _ in apart]
+            ratio, change_of_rows = _joined_rows(whole, fingerprints, number)
+            difference = f"for {number} are others than for {_listed(groups)}"
+            _judge(ratio, _NO_ROWS, name, difference)
+            change = max(change, change_of_rows)
+        if self._has_own_gradients:  # of rows, TensorFlow derives sums
+            least = look.scale if self._arriving else 0.0
+            share = max(_SHARE_OF_SUMS, _PER_ROOT * np.sqrt(change))
+            if look.scale == _NOTHING:  # most gradients are exactly 0
+                share = min(share, _SHARE_OF_NOTHING)
+            _judge_sums(gradients, [group for _, group in apart], least, share)
 
-    def _random(self, look: _Look, scale: float, random) -> dict:
-        """Returns gradients for the rows of all examples, and their axes."""
+    def _run(
+        self,
+        look: _Look,
+        place: int,
+        values: dict,
+        draws: dict | tuple = (),
+        span: slice | None = None,
+    ) -> tuple[dict, dict]:
+        """Returns the fingerprints of rows and of gradients.
+
+        Args:
+            look: The comparison.
+            place: The micro-batch, one of four.
+            values: Values for the examples of a micro-batch, their axes, and the factor
+                of those of other examples.
+            draws: Tensors of random numbers, and their axes, to add to `values`.
+            span: The examples of the micro-batch to run; None runs all.
+        """
+        span = span or slice(0, look.number)
+        begin = place * look.number
+        feeds = {**look.feeds, self._batch.begin: begin + span.start}
+        feeds[self._batch.size] = span.stop - span.start
+        are_others = _are_others(look.is_of_b)[place]
+        for tensor, (value, axis, factor) in values.items():
+            width = value.shape[axis] // look.number
+            rows = slice(span.start * width, span.stop * width)
+            part = value[(*[slice(None)] * axis, rows)]
+            if factor != 1 and place:
+                shape = [1] * axis + [-1] + [1] * (value.ndim - axis - 1)
+                factors = np.where(are_others[span], factor, 1).repeat(width)
+                part = part * factors.reshape(shape).astype(part.dtype)
+            feeds[tensor] = part
+        fetches = [self._rows, self._gradients, self._guards, list(draws)]
+        rows, gradients, _, drawn = look.session.run(fetches, feeds)
+        for (tensor, axis), value in zip(dict(draws).items(), drawn, strict=True):
+            values[tensor] = value, axis, 1
+        if look.is_noisy and not _are_finite(rows, gradients):
+            raise _NotFinite("numbers that are not finite")
+        return rows, gradients
+
+    def _random(self, look: _Look, random) -> dict:
+        """Returns gradients for the rows of all examples, and their axes and factors."""
         if not self._arriving:
             return {}
-        one = self._feeds(slice(0, 1), look, {})
+        one = {**look.feeds, self._batch.begin: 0, self._batch.size: 1}
         shapes, draws = look.session.run(self._shapes, one), {}
         for (tensor, axis), shape in zip(self._arriving.items(), shapes, strict=True):
             shape = [*shape]
@@ -245,28 +375,15 @@ class SpotCheck:
             drawn = random.standard_normal(
                 shape, np.float64 if is_double else np.float32
             )
-            drawn *= scale
-            draws[tensor] = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False), axis
+            drawn *= look.scale
+            drawn = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False)
+            draws[tensor] = drawn, axis, _FACTOR
         return draws
 
-    def _feeds(self, part: slice, look: _Look, values: dict) -> dict:
-        """Returns the feeds of a micro-batch of the examples `part`.
 
-        Args:
-            part: The examples.
-            look: The comparison.
-            values: Values for all examples, and the axes of their rows.
-        """
-        feeds = {
-            **look.feeds,
-            self._batch.begin: part.start,
-            self._batch.size: part.stop - part.start,
-        }
-        for tensor, (value, axis) in values.items():
-            span = value.shape[axis] // look.number
-            rows = slice(part.start * span, part.stop * span)
-            feeds[tensor] = value[(*[slice(None)] * axis, rows)]
-        return feeds
+def _are_others(is_of_b: np.ndarray) -> np.ndarray:
+    """Returns where (a, b), (a', b), (a, b') and (a', b') have a' or b'."""
+    return np.array([is_of_b & False, ~is_of_b, is_of_b, is_of_b | True])
 
 
 def _results_of(derivations: list[Derivation], collected: list) -> tuple:
@@ -324,98 +441,193 @@ def _parts(gradient) -> list[tf.Tensor]:
     return tf.nest.flatten(gradient, expand_composites=True)
 
 
-def _examples(batch: WholeBatch, indices: tf.Tensor) -> dict[tf.Tensor, tf.Tensor]:
-    """Returns examples, by the tensors that hold those of the whole batch.
+def _examples(batch: WholeBatch, indices: tf.Tensor):
+    """Yields tensors of the whole batch, that of some examples, and whether it is dense.
 
     Args:
         batch: The batch.
-        indices: Numbers of the examples, sorted.
+        indices: Numbers of the examples.
     """
     wholes = {part.sliced.ref(): part.whole for part in batch.parts}
-    examples = {}
     for leaf in tf.nest.flatten(batch.sliced):
         sliced = [] if leaf is None else _parts(leaf)
         whole = [wholes[tensor.ref()] for tensor in sliced if tensor.ref() in wholes]
         if not whole:
             continue  # a scalar, which all examples share
         value = tf.nest.pack_sequence_as(leaf, whole, expand_composites=True)
-        taken = _take(value, indices)
-        examples |= dict(zip(whole, _parts(taken), strict=True))
-    return examples
+        for tensor, taken in zip(whole, _parts(_take(value, indices)), strict=True):
+            yield tensor, taken, isinstance(value, tf.Tensor)
 
 
 def _take(value, indices: tf.Tensor):
     """Returns some examples of a feature or label."""
     if not isinstance(value, tf.SparseTensor):
         return tf.gather(value, indices)
-    is_taken = tf.equal(value.indices[:, :1], indices[None])  # [entries, examples]
-    rows = tf.argmax(tf.cast(is_taken, tf.int32), 1)
-    places = tf.concat([rows[:, None], value.indices[:, 1:]], 1)
+    pairs = tf.where(tf.equal(value.indices[:, 0], indices[:, None]))
+    example, entry = tf.unstack(pairs, axis=1)
+    places = tf.concat([example[:, None], tf.gather(value.indices, entry)[:, 1:]], 1)
     shape = tf.concat([[tf.size(indices, tf.int64)], value.dense_shape[1:]], 0)
-    every = tf.SparseTensor(places, value.values, shape)
-    return tf.sparse.retain(every, tf.reduce_any(is_taken, 1))
+    return tf.SparseTensor(places, tf.gather(value.values, entry), shape)
 
 
-def _noise(value: np.ndarray, random) -> np.ndarray:
-    """Returns noise as large as the differences of the numbers of a feature."""
+def _noise(value: np.ndarray, are_others: np.ndarray, random) -> np.ndarray:
+    """Returns noise as large as the differences of the numbers of a feature.
+
+    Args:
+        value: The feature of the examples of four micro-batches.
+        are_others: Which of them have noise, the same in each of these.
+        random: A generator of random numbers.
+    """
     wide = value.astype(np.float64)
     finite = wide[np.isfinite(wide)]
     sizes = [np.std(finite), np.max(np.abs(finite))] if finite.size else []
     size = next((size for size in sizes if size), 1.0)
-    return (size * random.normal(size=value.shape)).astype(value.dtype)
+    shape = value.shape[1:]
+    noise = size * random.normal(size=[are_others.shape[1], *shape])
+    factors = are_others.reshape(*are_others.shape, *[1] * len(shape))
+    return (noise * factors).reshape(value.shape).astype(value.dtype)
 
 
-def _check_sums(
-    together: dict, apart: list[dict], number: int, least: float, tolerance: float
-) -> None:
-    """Raises ValueError if gradients are not the sums of the groups' gradients.
+def _are_finite(rows: dict, gradients: dict) -> bool:
+    are_finite = [fingerprint.is_finite for fingerprint in rows.values()]
+    are_finite += [np.isfinite(gradient.size) for gradient in gradients.values()]
+    return all(are_finite)
+
+
+def _judge(ratio: float, sentence: str, name: str, difference: str) -> None:
+    """Raises _Difference if a difference is larger than its bound.
 
     Args:
-        together: Fingerprints of the gradients of all examples, by name.
-        apart: Those of each group.
-        number: Number of examples.
+        ratio: The difference, in units of its bound.
+        sentence: The error's message, with a place for `name` and `difference`.
+        name: Name of a tensor.
+        difference: How its numbers differ.
+    """
+    if ratio > 1:
+        raise _Difference(sentence.format(name, difference))
+
+
+def _ratio_of_same_rows(
+    results: list[Fingerprint], is_of_b: np.ndarray, tolerance: float
+) -> float:
+    """Returns the difference of each example's rows beside other examples.
+
+    Args:
+        results: Fingerprints of the rows of (a, b), (a', b), (a, b') and (a', b').
+        is_of_b: Which of the examples are b.
+        tolerance: Largest difference by rounding, relative to the largest number.
+    """
+    number = len(results[0].products)
+    shapes = {(len(result.products), *result.others) for result in results}
+    if len(shapes) > 1 or number % len(is_of_b):
+        return np.inf
+    # A small loss is the difference of larger numbers, whose rounding it has.
+    bound = tolerance * max(1.0, *(result.size for result in results))
+    places = is_of_b.repeat(number // len(is_of_b))
+    ratios = []
+    for rows, pairs in ((~places, [(0, 2), (1, 3)]), (places, [(0, 1), (2, 3)])):
+        for i, j in pairs:
+            difference = _difference(results[i].products, results[j].products)[rows]
+            ratios.append(ratio_to_rounding(difference, results[i].numbers, bound))
+    return max(ratios)
+
+
+def _judge_exchanged_sums(results: list[dict], least: float, tolerance: float) -> None:
+    """Judges whether gradients are sums of a's and of b's.
+
+    Args:
+        results: Fingerprints of the gradients of (a, b), (a', b), (a, b') and (a', b'),
+            by name.
         least: Size of the gradients that arrive. A model that fits its examples makes
             the others small by subtracting numbers of this size, which leaves their
             rounding.
         tolerance: Largest difference by rounding, relative to the largest number.
     """
-    sizes = [fingerprint.size for group in apart for fingerprint in group.values()]
+    sizes = [fingerprint.size for result in results for fingerprint in result.values()]
+    largest = np.nanmax([least, *sizes])
+    for name in results[0]:
+        four = [result[name] for result in results]
+        size = sum(fingerprint.size for fingerprint in four)
+        if np.isnan(size):
+            continue
+        numbers = np.max([fingerprint.numbers for fingerprint in four], 0)
+        one, two, three, both = (f.products.astype(np.float64) for f in four)
+        bound = tolerance * max(size, _SMALLEST * largest)
+        ratio = ratio_to_rounding(one + both - two - three, numbers, bound)
+        _judge(ratio, _NO_SUM, name.split()[1], "with other examples")
+
+
+def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -> None:
+    """Judges whether gradients are the sums of the groups' gradients.
+
+    Args:
+        together: Fingerprints of the gradients of all examples, by name.
+        apart: Those of each group.
+        least: As for `_judge_exchanged_sums`.
+        share: Largest difference by rounding, relative to the groups' gradients.
+    """
+    sizes = [_typical(whole.products, whole.numbers) for whole in together.values()]
     largest = np.nanmax([least, *sizes])
     for name, whole in together.items():
-        groups = [group[name] for group in apart]
-        size = sum(group.size for group in groups)
-        bound = tolerance * max(size, _SMALLEST * largest)
-        if np.isnan(size) or are_equal(
-            whole, sum(group.products.astype(np.float64) for group in groups), bound
-        ):
-            continue
-        raise ValueError(
-            "The gradient of a batch must be the sum of its micro-batches', for any "
-            "gradient of each example's results. Received: "
-            f"{name.split()[1]}, which is another one for {number} examples at once. "
-            "Look for a tf.custom_gradient that combines examples, or train without "
-            "micro-batches."
-        )
+        groups = [group[name].products.astype(np.float64) for group in apart]
+        number = whole.numbers
+        size = np.sqrt(sum(_typical(group, number) ** 2 for group in groups))
+        size = max(size, _typical(whole.products, number), _SMALLEST * largest)
+        difference = _typical(_difference(whole.products, sum(groups)), number)
+        ratio = _ratio(difference, share * size)
+        _judge(float(ratio), _NO_SUM, name.split()[1], "in smaller groups")
 
 
-def _are_joined(
-    together: Fingerprint, apart: list[Fingerprint], tolerance: float, is_noisy: bool
-) -> bool:
-    """Returns whether rows are those of groups, one group behind the other.
+def _joined_rows(
+    together: Fingerprint, apart: list[Fingerprint], number: int
+) -> tuple[float, float]:
+    """Compares rows with those of groups, one behind the other.
+
+    That of half of the examples counts: a step may change the numbers of a single one.
+
+    Returns:
+        (Difference in units of its bound; the largest change of an example's rows,
+        relative to their size).
 
     Args:
         together: Fingerprint of the rows.
         apart: Those of each group.
-        tolerance: Largest difference by rounding, relative to the largest number.
-        is_noisy: Whether numbers that are not finite say nothing.
+        number: Number of examples.
     """
-    every = [together, *apart]
-    if is_noisy and not all(fingerprint.is_finite for fingerprint in every):
-        return True
-    if len({tuple(fingerprint.others) for fingerprint in every}) > 1:
-        return False
-    joined = np.concatenate([group.products for group in apart]).astype(np.float64)
-    if joined.shape != together.products.shape:
-        return False
-    # A small loss is the difference of larger numbers, whose rounding it has.
-    return are_equal(together, joined, tolerance * max(together.size, 1.0))
+    joined = np.concatenate([group.products for group in apart])
+    shapes = {tuple(fingerprint.others) for fingerprint in [together, *apart]}
+    if len(shapes) > 1 or joined.shape != together.products.shape:
+        return np.inf, np.inf
+    if len(joined) % number:
+        return np.inf, np.inf
+
+    def typical(products: np.ndarray) -> list[float]:
+        """Returns the size of each example's numbers."""
+        parts = np.split(products, number)
+        return [_typical(part, together.numbers) for part in parts]
+
+    least = _SMALLEST_ROWS * max(together.size, 1.0)
+    size = np.maximum(typical(joined), typical(together.products))
+    differences = typical(_difference(joined, together.products))
+    ratios = np.sort(_ratio(differences, _SHARE * np.maximum(size, least)))
+    return float(ratios[number // 2]), float(np.max(_ratio(differences, size)))
+
+
+def _ratio(difference, bound):
+    """Returns a difference in units of its bound; 0 of none, and of NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(np.divide(difference, bound), nan=0.0, posinf=np.inf)
+
+
+def _listed(numbers: list[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def _typical(products: np.ndarray, numbers: np.ndarray) -> float:
+    """Returns the size of the numbers of a tensor, from products."""
+    wide = np.square(products.astype(np.float64)) / np.maximum(numbers, 1)
+    return float(np.sqrt(np.mean(wide))) if wide.size else 0.0
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return one.astype(np.float64) - other.astype(np.float64)

@@ -112,7 +112,7 @@ def _with_wrong_rule(monkeypatch, kind: str) -> None:
 def test_what_a_wrong_rule_lets_pass_is_refused(kind, through, monkeypatch):
     _with_wrong_rule(monkeypatch, kind)
     model_fn = cut(_model_fn(_WRONG[kind], _THROUGH[through]))
-    with pytest.raises(ValueError, match=r"others than for .* of them\. Declare"):
+    with pytest.raises(ValueError, match=r"whose rows .* of the examples\. Declare"):
         train(model_fn, _batch())
 
 
@@ -123,7 +123,7 @@ def test_what_a_wrong_rule_lets_pass_is_refused(kind, through, monkeypatch):
 )
 def test_padding_hides_nothing(kind, zeros, monkeypatch):
     _with_wrong_rule(monkeypatch, kind)
-    with pytest.raises(ValueError, match=r"others than for .* of them\. Declare"):
+    with pytest.raises(ValueError, match=r"whose rows .* of the examples\. Declare"):
         train(cut(_model_fn(_WRONG[kind], lambda x: x)), _batch(zeros))
 
 
@@ -139,10 +139,37 @@ def test_a_gradient_that_combines_examples_is_refused(through, monkeypatch):
     def loss_of(features, weights, through):
         return tf.reduce_mean(through(_clipped(features["x"] @ weights)) ** 2)
 
-    with pytest.raises(
-        ValueError, match=r"the sum of its micro-.*examples at once\. L"
-    ):
+    with pytest.raises(ValueError, match=r"the sum of its micro-.*other examples\. L"):
         train(cut(_model_fn(loss_of, _THROUGH[through])), _batch())
+
+
+@pytest.mark.once
+def test_a_batch_that_is_not_cut_is_not_looked_at(monkeypatch):
+    _with_wrong_rule(monkeypatch, "Roll")
+    model_fn = _model_fn(_moved, lambda x: x)
+    theirs, _ = train(model_fn, _batch(), 2)
+    ours, _ = train(cut(model_fn, "auto"), _batch(), 2)
+    assert relative_difference(ours, theirs) <= 1e-9
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("fails", "attempts"), [([0], 3), ([0, 1], 2), ([0, 2], 3), ([], 1)]
+)
+def test_two_looks_of_three_must_fail(fails, attempts, monkeypatch):
+    numbers, look = [], spot_check.SpotCheck._look_once
+
+    def failing(self, session, rows, number, is_first, feeds, random):
+        numbers.append(random.bit_generator.state["state"]["state"])
+        look(self, session, rows, number, is_first, feeds, random)
+        if len(numbers) - 1 in fails:
+            raise spot_check._Difference("rows differ")
+
+    monkeypatch.setattr(spot_check.SpotCheck, "_look_once", failing)
+    is_refused = pytest.raises(ValueError, match="rows differ")
+    with is_refused if len(fails) == 2 else contextlib.nullcontext():
+        train(cut(_model_fn(_moved, lambda x: x)), _batch(late=0))
+    assert len(set(numbers)) == len(numbers) == attempts
 
 
 def _late(first: int):
@@ -164,7 +191,9 @@ def test_what_is_wrong_later_ends_the_training_before_its_update(monkeypatch):
         hooks["session"] = _Keep()
         return spec._replace(training_hooks=[hooks["session"]])
 
-    sentence = r"Declare .*\. It was seen at update 10, so earlier updates may be wrong"
+    sentence = (
+        r"Declare .*\. It was seen at update 10: updates since the last one that passed"
+    )
     with pytest.raises(ValueError, match=sentence):
         train(cut(model_fn), _late(10), updates=12)
     assert hooks["session"].steps == list(range(1, 10))
@@ -183,7 +212,9 @@ class _Keep(v1.train.SessionRunHook):
         self.steps.append(int(run_context.session.run(v1.train.get_global_step())))
 
 
-def test_some_batches_are_looked_at_and_fewer_examples_later(monkeypatch):
+def test_some_batches_are_looked_at_by_no_more_examples_than_a_micro_batch_has(
+    monkeypatch,
+):
     looks = []
     monkeypatch.setattr(spot_check, "_BATCHES", (1, 2, 5))
     look = spot_check.SpotCheck._look
@@ -195,10 +226,10 @@ def test_some_batches_are_looked_at_and_fewer_examples_later(monkeypatch):
     monkeypatch.setattr(spot_check.SpotCheck, "_look", noting)
     model_fn = _model_fn(_moved, lambda x: x)
     train(cut(model_fn, 4), _late(7), updates=7)
-    assert looks == [(4, 0), (4, 0.5), (4, 1), (4, 2)]
+    assert looks == [(4, (0, 0)), (4, (1, 0)), (4, (2, 0))]
     looks.clear()
     train(cut(model_fn, _N), _late(7), updates=1)  # no more than a micro-batch takes
-    assert looks == [(2, 0), (2, 0.25), (2, 0.5), (2, 0.75)]
+    assert looks == [(2, (0, 0)), (2, (0, 2))]
     looks.clear()
     train(cut(model_fn, 1), _late(7), updates=1)
     assert not looks
@@ -252,7 +283,8 @@ def test_noise_is_no_proof_where_a_model_cannot_take_it(function, caplog):
 
 
 def _fingerprint(value):
-    return Fingerprint(np.full([1, 4], value), np.array(1), value, value, True, (3,))
+    products = np.full([2, 4], value)
+    return Fingerprint(products, np.array(1), value, value, True, (3,))
 
 
 @pytest.mark.parametrize(("difference", "is_right"), [(1.2e-7, True), (1e-4, False)])
@@ -261,12 +293,14 @@ def test_a_model_that_fits_its_examples_has_the_rounding_of_larger_numbers(
 ):
     """Its gradients 1 - p, and its losses, are the differences of such numbers."""
     one, other = _fingerprint(1e-3), _fingerprint(1e-3 + difference)
-    tolerance = rounding_of(tf.float32)
-    assert spot_check._are_joined(one, [other], tolerance, False) == is_right
+    tolerance, is_of_b = rounding_of(tf.float32), np.array([False, True])
+    four = [one, one, one, other]
+    assert (spot_check._ratio_of_same_rows(four, is_of_b, tolerance) <= 1) == is_right
     with (
         contextlib.nullcontext() if is_right else pytest.raises(ValueError, match="g,")
     ):
-        spot_check._check_sums({"0 g": one}, [{"0 g": other}], 1, 1.0, tolerance)
+        gradients = [{"0 g": fingerprint} for fingerprint in four]
+        spot_check._judge_exchanged_sums(gradients, 1.0, tolerance)
 
 
 def test_examples_of_any_structure_are_looked_at(monkeypatch):
@@ -301,12 +335,14 @@ def test_examples_of_any_structure_are_looked_at(monkeypatch):
     theirs, _ = train(model_fn, input_fn)
     ours, _ = train(cut(model_fn), input_fn)
     assert relative_difference(ours, theirs) <= 1e-9
-    assert [is_noisy for is_noisy, _ in seen] == [False, True] * 2
-    # One example of each quarter of the batch, and then another one of some.
+    assert [is_noisy for is_noisy, _ in seen] == [True]
+    # One example of each quarter of the batch twice, and the others in its place.
     numbers = {tuple(row): i for i, row in enumerate(_X)}
-    looks = []
-    for _, feeds in seen[::2]:
-        (x,) = (array for array in feeds.values() if np.shape(array) == (4, 3))
-        looks.append([numbers[tuple(row)] for row in x])
-    assert [[i // 4 for i in look] for look in looks] == [[0, 1, 2, 3]] * 2
-    assert looks[0] != looks[1]
+    (text,) = (array for array in seen[0][1].values() if np.shape(array) == (16,))
+    (x,) = (array for array in seen[0][1].values() if np.shape(array) == (16, 3))
+    (entries,) = (array for array in seen[0][1].values() if np.shape(array)[1:] == (2,))
+    ours = [numbers.get(tuple(row)) for row in x]
+    assert [n if n is None else n // 4 for n in ours[:4]] == [0, 1, 2, 3]
+    assert ours[4:] == [None, None, *ours[2:4], *ours[:2], *4 * [None], None, None][:12]
+    assert [*text[:4]] == [texts[n] for n in ours[:4]]
+    assert sum(entries[:, 0] < 4) == np.count_nonzero(dense[ours[:4]])

@@ -1,0 +1,210 @@
+"""The spot check lets rounding alone, in any precision of products.
+
+python -m pytest tests/estimator_accum/unedited/test_rounded_products.py -s --looks=1000
+"""
+
+import collections
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_finetune.bert_config import BertConfig
+from estimator_accum.microbatch.own_optimizer import derivation, spot_check
+from tests.helpers.models import original_bert
+from tests.helpers.models.interception import cut, train
+from tests.helpers.oracles.rounded_products import DIGITS, round_products
+
+v1 = tf.compat.v1
+_random = np.random.default_rng(0)
+_EXAMPLES, _UPDATES = 32, 2
+
+
+def _dense(x, units, name, activation=tf.nn.relu):
+    start = v1.initializers.he_normal(seed=len(name))
+    return v1.layers.dense(x, units, activation, kernel_initializer=start, name=name)
+
+
+def _deep(x, _):
+    for i in range(24):
+        x = _dense(x, 32, f"layer_{i}")
+    return x
+
+
+@tf.custom_gradient
+def _steps(x):
+    return tf.round(4 * tf.minimum(x, 4.0)) / 4, lambda d: d
+
+
+def _quantized(x, _):
+    """Activations of 4 bits, whose steps no gradient sees."""
+    for i in range(4):
+        x = _dense(x, 32, f"layer_{i}")
+        x = _steps(x)
+    return x
+
+
+def _best(x, _):
+    """The best 4 of 32 units, and the places of the best one."""
+    x = _dense(x, 32, "first")
+    threshold = tf.nn.top_k(x, 4).values[:, -1:]
+    return _dense(x * tf.cast(x >= threshold, x.dtype), 32, "second")
+
+
+def _vgg(x, _):
+    x = tf.reshape(x, [-1, 8, 8, 1])
+    for i, filters in enumerate([8, 8, 16, 16]):
+        start = v1.initializers.he_normal(seed=i)
+        kernel = v1.get_variable(
+            f"kernel_{i}", [3, 3, x.shape[-1], filters], None, start
+        )
+        x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+        if i % 2:
+            x = tf.nn.max_pool2d(x, 2, 2, "VALID")
+    return tf.reshape(x, [-1, 2 * 2 * 16])
+
+
+def _bert(layers, width, heads):
+    config = BertConfig(
+        vocab_size=100,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=16,
+    )
+
+    def pooled(_, ids):
+        mask, segments = tf.ones_like(ids), tf.zeros_like(ids)
+        return original_bert.pooled_output(
+            config, ids, mask, segments, is_training=True
+        )
+
+    return pooled
+
+
+_NETWORKS = {
+    "BERT": _bert(1, 32, 2),
+    "24 layers": _deep,
+    "quantized": _quantized,
+    "best units": _best,
+    "VGG": _vgg,
+}
+_LARGE = {"BERT": _bert(4, 512, 8)}
+
+
+def _model_fn(network, digits):
+    def model_fn(features, labels, mode):
+        logits = _dense(network(features["x"], features["ids"]), 10, "out", None)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=labels, logits=logits
+        )
+        loss, step = tf.reduce_mean(losses), v1.train.get_or_create_global_step()
+        train_op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
+        best = tf.reduce_mean(tf.cast(tf.argmax(logits, 1), tf.float32))
+        average = v1.get_variable("average", [], initializer=tf.zeros_initializer())
+        with tf.control_dependencies([train_op]):
+            train_op = average.assign(best)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def rounded(features, labels, mode):
+        spec = cut(model_fn)(features, labels, mode)
+        assert round_products(v1.get_default_graph(), digits) > 2
+        return spec
+
+    return rounded
+
+
+def _batches():
+    def input_fn():
+        for _ in range(_UPDATES):
+            x = _random.normal(size=[_EXAMPLES, 64]).astype(np.float32)
+            ids = _random.integers(0, 100, [_EXAMPLES, 16]).astype(np.int32)
+            yield {"x": x, "ids": ids}, _random.integers(0, 10, _EXAMPLES)
+
+    shapes = {"x": [_EXAMPLES, 64], "ids": [_EXAMPLES, 16]}, [_EXAMPLES]
+    types = {"x": tf.float32, "ids": tf.int32}, tf.int64
+    return tf.data.Dataset.from_generator(input_fn, types, shapes)
+
+
+def _look_often(monkeypatch, number: int) -> None:
+    """Lets the spot check look at several examples of each batch."""
+    run = spot_check.SpotCheck.run
+
+    def looks(self, session, rows, size, last, feeds):
+        for i in range(number):
+            run(self, session, rows, size, number * last + i, feeds)
+
+    monkeypatch.setattr(spot_check.SpotCheck, "run", looks)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("precision", DIGITS)
+@pytest.mark.parametrize("name", _NETWORKS)
+def test_rounding_is_let_alone(name, precision, monkeypatch, request):
+    looks = request.config.getoption("--looks")
+    network = _NETWORKS[name] if looks < 100 else {**_NETWORKS, **_LARGE}[name]
+    _look_often(monkeypatch, looks // _UPDATES)
+    ratios, failed, judge = collections.Counter(), [], spot_check._judge
+
+    def noting(ratio, sentence, tensor, difference):
+        kind = "groups" if " than " in difference or "groups" in difference else "four"
+        kind += " rows" if sentence == spot_check._NO_ROWS else " gradients"
+        ratios[kind] = max(ratios[kind], ratio)
+        if ratio > 1:
+            failed.append((kind, tensor))
+        judge(ratio, sentence, tensor, difference)
+
+    monkeypatch.setattr(spot_check, "_judge", noting)
+    train(_model_fn(network, DIGITS[precision]), _batches, _UPDATES)
+    worst = ", ".join(f"{kind} {ratio:.2g}" for kind, ratio in ratios.items())
+    print(f"\n{name}, {precision}: {looks} looks, {len(failed)} repeated; {worst}")
+    assert {"four rows", "four gradients", "groups rows"} <= {*ratios}
+
+
+def _size(x):
+    return tf.cast(tf.shape(x)[0], x.dtype)
+
+
+# Gradients of weights and of rows: functions of rows, of these and of what arrives.
+_WRONG = {
+    "mean": lambda x, dw, dx: (dw / _size(x), dx),
+    "same in each": lambda x, dw, dx: (dw + 1e-3, dx),
+    "clipped": lambda x, dw, dx: (tf.clip_by_norm(dw, 0.5), dx),
+    "without its mean": lambda x, dw, dx: (dw, dx - 0.1 * tf.reduce_mean(dx, 0)),
+    "scaled by the largest": lambda x, dw, dx: (dw, dx / (1 + tf.reduce_max(x))),
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [(name, "TF32") for name in _WRONG]
+    + [(name, "bfloat16") for name in _WRONG if name != "mean"]
+    + [("right", precision) for precision in DIGITS],
+)
+def test_examples_that_are_combined_are_found_in_any_precision(
+    name, precision, monkeypatch
+):
+    monkeypatch.setattr(derivation, "check_own_gradients", lambda *_: None)
+    change = _WRONG.get(name, lambda x, dw, dx: (dw, dx))
+
+    @tf.custom_gradient
+    def product(x, weights):
+        def gradients(d):
+            dw = tf.matmul(x, d, transpose_a=True)
+            return change(x, dw, tf.matmul(d, weights, transpose_b=True))[::-1]
+
+        return tf.matmul(x, weights), gradients
+
+    def network(x, _):
+        x = _dense(x, 32, "first", tf.tanh)
+        return tf.tanh(product(x, v1.get_variable("weights", [32, 32])))
+
+    is_right = contextlib.nullcontext()
+    is_refused = pytest.raises(
+        ValueError, match="must be the sum of its micro-batches'"
+    )
+    with is_right if name == "right" else is_refused:
+        train(_model_fn(network, DIGITS[precision]), _batches, 1)
