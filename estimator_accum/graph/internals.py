@@ -160,6 +160,11 @@ def mark_as_closed(session: tf.compat.v1.Session) -> None:
     session._session = None
 
 
+def logged_at_end(hook) -> dict[str, tf.Tensor]:
+    """Returns tensors that a hook also logs at the end. If renamed, it is refused."""
+    return hook._current_tensors if getattr(hook, "_log_at_end", False) else {}
+
+
 # Strategies.
 
 

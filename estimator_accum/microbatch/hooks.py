@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.registry import get_windows
+from estimator_accum.graph.internals import logged_at_end
 from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
@@ -52,6 +53,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         self._runner = BatchRunner(replicas, count, self._summarize)
         self._replicas, self._count, self._find_rows = replicas, count, find_rows
         self._given = []  # tensors that it feeds besides
+        self._logged = {}  # those that hooks fetch again at the end, and their values
 
     def begin(self) -> None:
         self._runner.begin()
@@ -77,8 +79,16 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     ):
         """Stands in for `run`, a session's own method."""
         if not isinstance(fetches, dict) or self not in fetches:
+            if isinstance(fetches, dict) and fetches.keys():
+                names = {key: getattr(t, "name", None) for key, t in fetches.items()}
+                if self._logged.keys() >= {*names.values()}:  # of the last batch
+                    return {key: self._logged[name][1] for key, name in names.items()}
             self._outside.check_other_run(fetches)
             return run(fetches, feed_dict, options, run_metadata)
+        for tensor in (t for hook in fetches for t in logged_at_end(hook).values()):
+            self._logged.setdefault(tensor.name, (tensor, None))
+        logged = {name: tensor for name, (tensor, _) in self._logged.items()}
+        fetches = fetches | {self: logged}
         feed_dict = feed_dict or {}
         self._outside.check_feeds(feed_dict)
         needs = self._outside.needs(fetches)
@@ -87,6 +97,8 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         feeds = feed_dict | self._run_batch(_Feeding(session, run, feed_dict), needs)
         results = run(fetches, feeds, options, run_metadata)
         self._runner.is_open = False
+        for name, value in results[self].items():
+            self._logged[name] = logged[name], _scalar(value)
         # Hooks cannot be sorted, as `tf.nest` would do.
         return {key: tf.nest.map_structure(_scalar, results[key]) for key in results}
 

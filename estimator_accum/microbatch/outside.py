@@ -137,7 +137,8 @@ class Outside:
                     "A value of a batch must be fetched in the batch's own run. "
                     "Received: another run, of "
                     f"{path_to(needed, operation)}. Return it from `before_run` of a "
-                    "hook, in SessionRunArgs."
+                    "hook, in SessionRunArgs; a hook that logs at the end must log every "
+                    "few updates as well (`every_n_iter`)."
                 )
         self._needs[names] = None
 

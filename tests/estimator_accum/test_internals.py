@@ -185,6 +185,15 @@ def is_function():
 
 
 @_finds
+def logged_at_end():
+    one = tf.constant(1.0)
+    hooks = [v1.train.LoggingTensorHook([one], 1, at_end=end) for end in (True, False)]
+    for hook in hooks:
+        hook.begin()
+    return [len(internals.logged_at_end(hook)) for hook in hooks] == [1, 0]
+
+
+@_finds
 def has_own_seed():
     kinds = "RandomUniform", "RandomShuffle", "RandomShuffleQueueV2", "MatMul"
     return list(map(internals.has_own_seed, kinds)) == [True, True, False, False]

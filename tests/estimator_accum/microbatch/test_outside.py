@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
-from tests.helpers.models.interception import cut
+from tests.helpers.models.interception import cut, train
 
 v1 = tf.compat.v1
 _MODES = tf.estimator.ModeKeys
@@ -279,3 +279,18 @@ def test_a_micro_batch_that_reads_the_input_pipeline_is_refused(way):
     sentence = "computed from the features and labels of its model_fn.* needs Mean"
     with pytest.raises(ValueError, match=sentence):
         _run(lambda spec, *_: spec, _TRAIN, outer)
+
+
+def test_a_hook_that_logs_at_the_end_gets_the_values_of_the_last_batch():
+    logged = []
+
+    def model_fn(features, labels, mode):
+        spec = _inner("own")(features, labels, mode)
+        hook = v1.train.LoggingTensorHook(
+            {"loss": spec.loss}, every_n_iter=100, at_end=True, formatter=logged.append
+        )
+        return spec._replace(training_hooks=[hook])
+
+    batch = {"x": _X[:16], "scale": np.float32(1)}, _Y[:16]
+    _, losses = train(cut(model_fn), batch, 3)
+    assert [values["loss"] for values in logged] == [losses[0], losses[-1]]
