@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
@@ -155,6 +156,19 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
         looks_up=has_own_gradients or any("Gather" in kind for kind in kinds),
         jit_compile=jit_compile,
     )
+
+
+def constants_of(graph: tf.Graph) -> set[complex]:
+    """Returns the numbers among a graph's constants, those of shapes aside.
+
+    They are the same for a batch of a static and of an unknown size, unless Python has
+    read the size as a number.
+    """
+    with graph.as_default():
+        nodes = [n for n in all_nodes(graph.get_operations()) if n.op == "Const"]
+    floats = [n for n in nodes if tf.as_dtype(n.attr["dtype"].type).is_floating]
+    arrays = [tf.make_ndarray(node.attr["value"].tensor) for node in floats]
+    return {complex(x) for values in arrays for x in np.unique(values.astype(float))}
 
 
 def _beside(output: tf.Tensor, is_eager: bool) -> Iterator[tuple[str, tf.Tensor]]:

@@ -15,7 +15,7 @@ from estimator_accum.graph.functions import all_nodes, operations_with_own_gradi
 from estimator_accum.graph.internals import captures_of, is_composite
 from estimator_accum.graph.names import draws_from_seed
 from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.keras._forward import Forward, are_rows
+from estimator_accum.keras._forward import Forward, are_rows, constants_of
 from estimator_accum.keras._models import keras_of
 
 _MEANS = ("auto", "mean", "sum_over_batch_size")
@@ -112,6 +112,14 @@ def _has_row_of_each_example(function: Callable, outputs, targets) -> bool:
         graph = run.get_concrete_function(*specs).graph
     except Exception:  # noqa: BLE001 - a wrong loss is Keras's to report
         return False
+    if targets[0].shape[0] is not None:
+        sized = [
+            [tf.TensorSpec([targets[0].shape[0], *t.shape[1:]], t.dtype) for t in each]
+            for each in (outputs, targets)
+        ]
+        run = tf.function(function, autograph=False)  # traces anew
+        if constants_of(run.get_concrete_function(*sized).graph) != constants_of(graph):
+            return False  # its Python reads the number of examples
     operations = graph.get_operations()
     with graph.as_default():
         has_own_gradients = bool(operations_with_own_gradients(operations))

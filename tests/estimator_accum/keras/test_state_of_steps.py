@@ -210,3 +210,20 @@ def test_places_that_no_example_decides_have_one_slice(keras, look_up, passes):
 
     for one, other in zip(trained(3), trained(1), strict=True):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+def test_a_loss_may_read_the_static_number_of_examples(keras):
+    def loss(y, outputs):
+        return tf.reduce_sum(tf.square(y - outputs), -1) / (y.shape[0] or 1)
+
+    def trained(number):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model = microbatch(model, number)
+        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
+        x = np.random.default_rng(0).normal(size=[10, 3])
+        model.train_on_batch(x, x[:, :1])
+        return model.get_weights()
+
+    for one, other in zip(trained(2), trained(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
