@@ -122,7 +122,8 @@ class WindowlessRestore:
 
     `update_step` then continues from the checkpoint's own, or, if it has none, from its
     `global_step`: without accumulation every micro-step was an update. The window
-    starts empty. Statistics that the checkpoint lacks start at 0.
+    starts empty. Statistics that the checkpoint lacks start at 0. So does an empty window
+    whose sums the checkpoint has in another dtype.
 
     Args:
         saver: The Saver to change.
@@ -130,12 +131,14 @@ class WindowlessRestore:
     """
 
     def __init__(self, saver: tf.compat.v1.train.Saver, windows: list[Window]):
-        self._restore = saver.restore
+        self._restore, self._saver = saver.restore, saver
         state = _by_name(v for window in windows for v in window.saved)
+        # All but the counters, which hold nothing while a window is empty.
+        self._sums = {n: v for n, v in state.items() if v.dtype.is_floating}
         statistics = _by_name(v for window in windows for v in window.statistics)
         self._state_names = state.keys()
-        ours = [*state.values(), *statistics.values()]
-        self._initialize = tf.compat.v1.variables_initializer(ours)
+        self._ours = [*state.values(), *statistics.values()]
+        self._initialize = tf.compat.v1.variables_initializer(self._ours)
         # Made now: the graph is finalized before the checkpoint is known.
         self._scalars = {
             name: _assigner(variable)
@@ -146,24 +149,36 @@ class WindowlessRestore:
         }
         with tf.compat.v1.name_scope(None):
             self._window = _saver(list(state.values()), "restore_accumulation")
-            others = _without(_saved_by(saver), ours)
-            self._others = _saver(others, "restore_without_accumulation")
-        saver.restore = self.restore
+            counters = [v for n, v in state.items() if n not in self._sums]
+            self._counters = _saver(counters, "restore_counters")
+        self._others, self._build = None, saver.build
+        saver.build, saver.restore = self.build, self.restore
+
+    def build(self) -> None:
+        """Builds the Saver, and the one of variables that hooks may have made since."""
+        self._build()
+        if self._others is None:
+            with tf.compat.v1.name_scope(None):
+                others = _without(_saved_by(self._saver), self._ours)
+                self._others = _saver(others, "restore_without_accumulation")
 
     def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
         """Restores `save_path`, with or without accumulation state."""
         reader = tf.train.load_checkpoint(save_path)
         names = set(reader.get_variable_to_shape_map())
         _warn_of_lost_window(reader, names, self._state_names)
-        if self._state_names | self._scalars.keys() <= names:
+        has_same_sums = self._has_same_sums(reader, names)
+        if has_same_sums and self._state_names | self._scalars.keys() <= names:
             self._restore(sess, save_path)
             return
+        if self._others is None:
+            self.build()
         self._others.restore(sess, save_path)
         sess.run(self._initialize)
         for name in self._scalars.keys() & names:
             self._scalars[name](sess, reader.get_tensor(name))
         if self._state_names <= names:
-            self._window.restore(sess, save_path)
+            (self._window if has_same_sums else self._counters).restore(sess, save_path)
             return
         counter = "update_step" if "update_step" in names else "global_step"
         if counter in names:
@@ -174,6 +189,24 @@ class WindowlessRestore:
             save_path,
             counter,
         )
+
+    def _has_same_sums(self, reader, names: set[str]) -> bool:
+        """Returns whether sums have the checkpoint's dtypes; refuses an open window."""
+        dtypes = reader.get_variable_to_dtype_map()
+        changed = [
+            (name, dtypes[name].name, variable.dtype.base_dtype.name)
+            for name, variable in self._sums.items()
+            if name in names and dtypes[name] != variable.dtype.base_dtype
+        ]
+        counters = [n for n in self._state_names & names if n.endswith("/micro_steps")]
+        if changed and any(reader.get_tensor(counter) for counter in counters):
+            name, before, now = changed[0]
+            raise ValueError(
+                "An open window must be resumed with the dtypes of its sums. Received: "
+                f"{name} of {before} in the checkpoint, and of {now} here. Restart with "
+                f"accumulator_dtype=tf.{before} until the window has closed."
+            )
+        return not changed
 
 
 def _assigner(variable: tf.Variable) -> Callable:

@@ -114,3 +114,38 @@ def test_a_train_op_inside_a_branch_is_refused_by_the_hooks(control_flow):
     v1.cond(step < 5, lambda: tf.group(train_op(pairs, step)), tf.no_op)
     with pytest.raises(ValueError, match="one inside a tf.cond or a loop. Make the"):
         v1.train.MonitoredSession(hooks=make_accumulation_hooks())
+
+
+@pytest.mark.once
+def test_sums_of_another_dtype_are_resumed_at_a_boundary(tmp_path):
+    def train(dtype, micro_steps):
+        with tf.Graph().as_default():
+            v1.train.get_or_create_global_step()
+            w = _variable("w")
+            options = {"accumulator_dtype": dtype}
+            train_op = make_accumulating_train_op(-w, sgd(), 2, **options)
+            hooks = make_accumulation_hooks()
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=[*hooks, _Counts()]
+            ) as session:
+                for _ in range(micro_steps):
+                    session.run(train_op)
+        reader = tf.train.load_checkpoint(str(tmp_path))
+        return [reader.get_tensor(n) for n in ("w", "update_step", "counted")]
+
+    assert train(tf.float64, 2) == [1.0, 1.0, 2.0]
+    assert train(None, 3) == [2.0, 2.0, 5.0]  # the hook's variable is restored too
+    with pytest.raises(ValueError, match="Restart with accumulator_dtype=tf.float32"):
+        train(tf.float64, 1)
+    assert train(None, 1) == [3.0, 3.0, 6.0]
+
+
+class _Counts(v1.train.SessionRunHook):
+    """Makes a variable after the hooks before it."""
+
+    def begin(self):
+        self._count = v1.assign_add(_variable("counted"), 1.0)
+
+    def before_run(self, run_context):
+        is_step = isinstance(run_context.original_args.fetches, tf.Operation)
+        return v1.train.SessionRunArgs(self._count) if is_step else None
