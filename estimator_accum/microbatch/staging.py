@@ -55,11 +55,13 @@ class Part(NamedTuple):
         whole: The batch's, in a run after it is staged.
         has_rows: Whether it has one row for each example; else the examples of a sparse
             or ragged tensor have any number of entries.
+        sparse: Name of its sparse tensor; None for a part of another one.
     """
 
     sliced: tf.Tensor
     whole: tf.Tensor
     has_rows: bool
+    sparse: str | None
 
 
 def stage(
@@ -98,7 +100,10 @@ def stage(
         pairs = [tf.nest.flatten(t, expand_composites=True) for t in (sliced[-1], held)]
         if held.shape.rank != 0:
             has_rows = isinstance(held, tf.Tensor)
-            parts += [Part(*pair, has_rows) for pair in zip(*pairs, strict=True)]
+            sparse = name if isinstance(held, tf.SparseTensor) else None
+            parts += [
+                Part(*pair, has_rows, sparse) for pair in zip(*pairs, strict=True)
+            ]
     leaves = iter(sliced)
     structure = {
         key: tf.nest.map_structure(

@@ -3,7 +3,10 @@
     fixed    holds no value of the micro-batch
     rows     one axis lists the examples, or for each example as many rows as for any
              other, and each row is computed from its own example and fixed values alone
+    entries  the first axis lists entries, such as those of a sparse tensor: any number
+             for each example, in their order, each computed from its own example
     sizes    a shape, or a part of one, in which the number of examples occurs
+    counts   the same, with the number of entries of a list
     list     a list of tensors (TensorList, TensorArray) that have rows
     mixed    anything else
 
@@ -33,13 +36,14 @@ from estimator_accum.graph.names import (
 )
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
+from estimator_accum.rows.entries import of_entries
 from estimator_accum.rows.integers import OF_SHAPE, integer_value
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
-from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY
-from estimator_accum.rows.sizes import N, Size, Unknown, has_examples
-from estimator_accum.rows.states import FIXED, MIXED, SIZES, Mixed, State
+from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY, RULES_OF_ENTRIES
+from estimator_accum.rows.sizes import Size, Unknown, has_examples, lists_of
+from estimator_accum.rows.states import COUNTS, FIXED, MIXED, SIZES, Mixed, State
 
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
@@ -66,6 +70,7 @@ class Analysis:
         states: States of further tensors, by reference.
         new_seeds: Tensors that are new in each run, of which all seeds are made; None if
             seeds may be the same in all runs, and every fed tensor is a new one.
+        values: Values of integer tensors among them, as sizes, by reference.
 
     Attributes:
         guards: Rows that are looked up by number.
@@ -75,6 +80,7 @@ class Analysis:
         combining: (operation, its own or that of its body), where what is mixed meets
             rows, or rows become as many mixed ones.
         bodies: The analyses of functions, by the operation that calls one and its graph.
+        complete_lists: Names of the lists with an entry for every row.
     """
 
     def __init__(
@@ -83,11 +89,12 @@ class Analysis:
         mixed: Iterable[tf.Tensor] = (),
         states: dict | tuple = (),
         new_seeds: Iterable[tf.Tensor] | None = None,
+        values: dict | tuple = (),
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies = {}
-        self._states, self._values, self._dims = dict(states), {}, {}
-        self._seen, self._known = set(), set()
+        self.bodies, self.complete_lists = {}, set()
+        self._states, self._values, self._dims = dict(states), dict(values), {}
+        self._seen, self._known = set(), set(self._values)
         for part in parts:
             self._states[part.ref()] = State("rows", 0)
         for part in mixed:
@@ -98,13 +105,17 @@ class Analysis:
         self._new_seeds = {tensor.ref() for tensor in new_seeds or ()}
         self._is_body = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
+        self._path = ""  # of the calls that lead to it
         self._library = {}  # definitions of functions, made on first use
 
     def with_states(self, states: dict) -> "Analysis":
         """Returns another analysis, to which further tensors' states are given, too."""
         states = {key: self._states[key] for key in self._given} | states
-        seeds = [key.deref() for key in self._new_seeds]
-        return Analysis((), (), states, seeds if self._has_new_seeds else None)
+        seeds = (
+            [key.deref() for key in self._new_seeds] if self._has_new_seeds else None
+        )
+        values = {key: self._values[key] for key in self._known}
+        return Analysis((), (), states, seeds, values)
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
@@ -153,13 +164,24 @@ class Analysis:
         if state.kind != "list" and tensor.shape.rank is not None:
             static = tensor.shape.as_list()
         for axis, (size, number) in enumerate(zip(sizes, static, strict=True)):
-            if axis == state.axis:  # of rows, and of a list's elements
-                dims.append(N * state.span)
+            if axis == state.axis:  # of rows, entries, and of a list's elements
+                dims.append(state.length)
             elif number is not None and not isinstance(number, Size):
                 dims.append(Size(number))
             else:
                 dims.append(size or Size(symbols=(f"{tensor.name}:{axis}",)))
+        if state.kind != "entries" and lists_of(dims):
+            raise Mixed("its shape is another one in each micro-batch")
         return dims
+
+    def set_value(self, tensor: tf.Tensor, value: np.ndarray) -> State:
+        """Takes down the value of an integer output, as sizes; returns its state."""
+        self._values[tensor.ref()] = value
+        return _state_of_value(value)
+
+    def name_of_list(self, operation: tf.Operation) -> str:
+        """Returns a name for the list of entries that an operation makes."""
+        return f"{self._path}{operation.name}"
 
     def set_dims(self, tensor: tf.Tensor, state: State, sizes: list) -> State:
         """Takes down the known part of the shape of an output; returns its state."""
@@ -204,7 +226,7 @@ class Analysis:
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies = {}
+        self.bodies, self.complete_lists = {}, set()
         fixed = {*self._given, *self._known}
         for facts in (self._values, self._dims):
             for key in [key for key in facts if key not in fixed]:
@@ -245,7 +267,7 @@ class Analysis:
             outputs = MIXED
         # The body of a call is looked into.
         is_call = operation.type in CALLERS
-        if {"mixed", "rows"} <= kinds and not is_call:
+        if "mixed" in kinds and kinds & {"rows", "entries"} and not is_call:
             self.combining.append((operation, operation))
         self._put(operation, outputs)
 
@@ -287,7 +309,8 @@ class Analysis:
         for output, state in zip(operation.outputs, states, strict=True):
             if output.ref() in self._given:
                 continue
-            has_rows = state.kind == "rows" and output.shape.rank is not None
+            is_along = state.kind in ("rows", "entries")
+            has_rows = is_along and output.shape.rank is not None
             # A shape without that axis is that of operands that do not fit.
             if has_rows and output.shape.as_list()[state.axis :][:1] != [None]:
                 reason = "its number of examples is static"  # by Tensor.set_shape
@@ -299,18 +322,24 @@ class Analysis:
 
     def _transfer(self, operation, states: list[State], kinds: set[str]):
         """Returns the state of all outputs, or a list of their states."""
+        has_entries = bool(kinds & {"entries", "counts"})
         if operation.type in RULES_OF_ANY:
+            if has_entries:
+                raise Mixed("entries of examples in a function, branch, loop or list")
             return RULES_OF_ANY[operation.type](self, operation, states)
         if operation.type in OF_SHAPE:
             return self._of_values(operation, "the shape of what is mixed")
         if "mixed" in kinds:
             return MIXED
-        if kinds <= {"fixed", "sizes"} and operation.type not in FROM_SIZES:
+        numbers = {"fixed", "sizes", "counts"}
+        if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
-        rule = RULES.get(operation.type)
-        if rule is None:
-            raise Mixed("there is no rule for it")
         try:
+            if has_entries or operation.type in RULES_OF_ENTRIES:
+                return of_entries(self, operation, states)
+            rule = RULES.get(operation.type)
+            if rule is None:
+                raise Mixed("there is no rule for it")
             return rule(self, operation, states)
         except Unknown as error:
             raise Mixed("a shape is not known before there are numbers") from error
@@ -320,7 +349,7 @@ class Analysis:
         values = [self.value(output) for output in operation.outputs]
         if any(value is None for value in values):
             raise Mixed(reason)
-        return [SIZES if has_examples(value) else FIXED for value in values]
+        return [_state_of_value(value) for value in values]
 
     def of_function(
         self,
@@ -343,6 +372,7 @@ class Analysis:
         body = Analysis((), new_seeds=() if self._has_new_seeds else None)
         body._is_body, body._library = True, self._library
         body._caller = self
+        body._path = f"{self._path}{operation.name}/{graph.name}/"
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]
             body._arguments[inner.ref()] = outer
@@ -361,7 +391,9 @@ class Analysis:
         if body.guards:
             raise Mixed("rows are looked up by number inside a function")
         self.origins += body.origins
-        return [body.state(output) for output in graph.outputs]
+        states = [body.state(output) for output in graph.outputs]
+        own = ("entries", "counts")  # another call has other entries
+        return [MIXED if state.kind in own else state for state in states]
 
     def note_bounds(self, operation: tf.Operation) -> None:
         """Takes down the numbers of the batch that enter a loop."""
@@ -369,6 +401,12 @@ class Analysis:
             is_number = tensor.dtype.is_integer and tensor.shape.rank == 0
             if is_number and self.state(tensor).kind == "mixed":
                 self.bounds.append((operation, i))
+
+
+def _state_of_value(value: np.ndarray) -> State:
+    if lists_of(value.flat):
+        return COUNTS
+    return SIZES if has_examples(value) else FIXED
 
 
 def _may_have_rows(tensor: tf.Tensor) -> bool:

@@ -18,12 +18,13 @@ from estimator_accum.rows.states import Mixed
 
 # Their values are known of a mixed tensor, too.
 OF_SHAPE = {*SHAPES, "BroadcastGradientArgs", "BroadcastArgs"}
+_WITHOUT_VALUE = ("rows", "entries", "mixed")
 
 
 def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     """Returns an integer tensor as an array of sizes; None if it is not known."""
     operation = tensor.op
-    if not tensor.dtype.is_integer or analysis.state(tensor).kind in ("rows", "mixed"):
+    if not tensor.dtype.is_integer or analysis.state(tensor).kind in _WITHOUT_VALUE:
         return None
     constant = tf.get_static_value(tensor)
     if constant is not None:
@@ -47,7 +48,7 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     kinds = {analysis.state(tensor).kind for tensor in operation.inputs}
     if operation.type in OF_SHAPE and kinds != {"fixed"}:
         return None
-    if analysis.state(tensor).kind == "fixed" and "sizes" not in kinds:
+    if analysis.state(tensor).kind == "fixed" and not kinds & {"sizes", "counts"}:
         return _named(tensor)
     return None
 

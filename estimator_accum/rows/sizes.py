@@ -1,12 +1,15 @@
 """Arithmetic of sizes that depend on the number of examples n.
 
     32 * n * T        T is a size that is not known before there are numbers
+    3 * #L            #L is the number of entries of the list L, another one in each
+                      micro-batch
 
 The value of an integer tensor such as `tf.shape(x)[0] * 4` is a NumPy array of sizes
 here. So the arithmetic is NumPy's own.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +32,11 @@ class Size:
     factor: int = 1
     power: int = 0
     symbols: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> set[str]:
+        """Names of the lists whose entries it counts."""
+        return {name[1:] for name in self.symbols if name.startswith(_COUNT)}
 
     def __mul__(self, other: "Size") -> "Size":
         symbols = tuple(sorted((*self.symbols, *other.symbols)))
@@ -61,9 +69,9 @@ class Size:
         return self._number(other, int.__mod__)
 
     def maximum(self, other: "Size") -> "Size":
-        """Returns the larger one; a product of sizes is at least 1."""
+        """Returns the larger one; a product of sizes without counts is at least 1."""
         for one, size in ((self, other), (other, self)):
-            if one == ONE and size.factor > 0:
+            if one == ONE and size.factor > 0 and not size.counted:
                 return size
         return self._number(other, max)
 
@@ -80,7 +88,13 @@ class Size:
         return Size(function(int(self), int(other)))
 
 
+_COUNT = "#"
 ONE, N = Size(), Size(power=1)
+
+
+def count(name: str) -> Size:
+    """Returns the number of entries of a list."""
+    return Size(symbols=(f"{_COUNT}{name}",))
 
 
 def sizes(value) -> np.ndarray:
@@ -101,6 +115,11 @@ def product(factors) -> Size:
 def has_examples(value: np.ndarray) -> bool:
     """Returns whether a size depends on the number of examples."""
     return any(size.power for size in value.flat)
+
+
+def lists_of(value: Iterable[Size]) -> set[str]:
+    """Returns the names of the lists whose entries sizes count."""
+    return {name for size in value for name in size.counted}
 
 
 def compute(operation: tf.Operation, inputs: list[np.ndarray]) -> list[np.ndarray]:

@@ -2,19 +2,19 @@
 
 from typing import NamedTuple
 
-from estimator_accum.rows.sizes import ONE, Size
+from estimator_accum.rows.sizes import ONE, N, Size, count
 
 
 class State(NamedTuple):
     """State of a tensor.
 
     Attributes:
-        kind: "fixed", "rows", "sizes", "list" or "mixed".
-        axis: Axis of the examples, of rows; for a list, that of its elements, and None
-            while it is empty.
+        kind: "fixed", "rows", "entries", "sizes", "counts", "list" or "mixed".
+        axis: Axis of the examples, of rows; that of the entries, which is 0; for a list,
+            that of its elements, and None while it is empty.
         span: Number of rows for each example.
-        distance: For places in a tensor with rows: a row holds the number of its example
-            times this, and a value of its own example. Else None.
+        distance: For places in a tensor with rows: a row or entry holds the number of
+            its example times this, and a smaller value of its own example. Else None.
         is_number: Whether that value of its own is 0.
         is_first: Whether only the first number of each place, along the last axis, is
             that of its example, as `tf.gather_nd` reads it.
@@ -26,9 +26,22 @@ class State(NamedTuple):
     distance: Size | None = None
     is_number: bool = False
     is_first: bool = False
+    of: str | None = None
+    places: str | None = None
+
+    @property
+    def length(self) -> Size:
+        """Length of the axis."""
+        return count(self.of) if self.kind == "entries" else N * self.span
+
+    @property
+    def is_place(self) -> bool:
+        """Whether a value is the number of an example or of an entry, or holds it."""
+        return self.distance is not None or self.places is not None
 
 
 FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")
+COUNTS = State("counts")
 EMPTY_LIST = State("list")
 
 

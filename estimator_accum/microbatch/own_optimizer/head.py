@@ -10,6 +10,8 @@ random number are computed by a copy as well, from the batch itself. Where only 
 of rows is wanted, it is computed, and no row is collected.
 """
 
+import collections
+
 import tensorflow as tf
 
 from estimator_accum.graph.branches import is_in_loop
@@ -21,6 +23,7 @@ from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, collect
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.entries import states_of_sparse
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, State
 
@@ -46,8 +49,14 @@ class View:
         self.batch = batch
         self._parts = {part.sliced.ref(): part for part in batch.parts}
         rows = [part.sliced for part in batch.parts if part.has_rows]
-        mixed = [part.sliced for part in batch.parts if not part.has_rows]
-        self.analysis = Analysis(rows, mixed, states)
+        sparse, mixed = collections.defaultdict(list), []
+        for part in batch.parts:
+            if part.sparse is not None:
+                sparse[part.sparse].append(part.sliced)
+            elif not part.has_rows:
+                mixed.append(part.sliced)
+        known, values = states_of_sparse(sparse)
+        self.analysis = Analysis(rows, mixed, known | dict(states), None, values)
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}

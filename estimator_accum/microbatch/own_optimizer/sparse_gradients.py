@@ -2,10 +2,17 @@
 
 A sparse gradient is the sum over the rows that the batch touched. Code that looks at
 the slices of one row separately gets them: `tf.global_norm` their norm, which is summed
-as well, anything else the slices themselves.
+as well, anything else the slices themselves, as they are from the batch at once:
+
+    places computed from examples    the slices of all micro-batches, one after the other
+    places that tf.unique returns    one slice a place, the sum of all
+    places of no example             the sums of the slices at their places
+
+as for `tf.gather`, for `tf.nn.embedding_lookup_sparse` and for positions.
 """
 
 import re
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -15,6 +22,7 @@ from estimator_accum.graph.internals import set_input
 from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.gradient_sums import SliceSum, add_to_sums
+from estimator_accum.microbatch.own_optimizer.head import View
 from estimator_accum.microbatch.staging import Slot
 from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.analysis import Analysis
@@ -39,6 +47,20 @@ _PASSING = {"Cast", "Identity", "Neg"}
 _SCALING = {"Mul", "RealDiv"}
 
 
+class Piece(NamedTuple):
+    """Slices of one lookup of a variable, in a micro-batch.
+
+    Attributes:
+        values: The slices.
+        indices: Their places.
+        kind: "joined", "distinct" or "fixed", by the origin of the places.
+    """
+
+    values: tf.Tensor
+    indices: tf.Tensor
+    kind: str
+
+
 def add_slices(batch: WholeBatch, slice_sum: SliceSum) -> list[tf.Operation]:
     """Adds a sparse gradient, when all that uses its sum is in the graph.
 
@@ -49,12 +71,14 @@ def add_slices(batch: WholeBatch, slice_sum: SliceSum) -> list[tf.Operation]:
     Returns:
         Operations that run after the sum is read.
     """
-    norms = _norms(slice_sum.total)
-    if norms is None:
-        _keep_slices(batch, slice_sum)
+    norms, gradient = _norms(slice_sum.total), slice_sum.gradient
+    # Only who looks at slices sees how many there are.
+    pieces = [] if norms == [] else _pieces(batch, gradient)
+    if norms is None or any(piece.kind != "joined" for piece in pieces):
+        _keep_slices(batch, slice_sum.total, pieces)
         return []
     accumulator = slice_sum.accumulator
-    gradient = cast(slice_sum.gradient, accumulator.total.dtype)
+    gradient = cast(gradient, accumulator.total.dtype)
     add_to_sums(batch, [accumulator], [gradient])
     batch.works.add(Work(roll_back=slice_sum.clear))
     if norms:
@@ -79,23 +103,82 @@ def _replace_norms(
         replace(norm.outputs[0], total)
 
 
-def _keep_slices(batch: WholeBatch, slice_sum: SliceSum) -> None:
-    """Makes the sum the slices of all examples of the batch."""
-    total = slice_sum.total
-    gradient = cast(slice_sum.gradient, total.values.dtype)
-    writes = []
-    pairs = [(total.values, gradient.values), (total.indices, gradient.indices)]
-    for whole, part in pairs:
-        part = tf.cast(part, whole.dtype)
-        slot = batch.works.slot("slices", whole.dtype, whole.shape)
+def _pieces(batch: WholeBatch, gradient: tf.IndexedSlices) -> list[Piece]:
+    """Returns the slices of each lookup of a variable."""
+    values, indices = [gradient.values], [gradient.indices]
+    parts = [_joined_tensors(tensor) for tensor in (values[0], indices[0])]
+    if len(parts[0]) == len(parts[1]):
+        values, indices = parts
+    view = View(batch, indices)
+    pairs = zip(values, indices, strict=True)
+    return [Piece(*pair, _kind(view, pair[1])) for pair in pairs]
+
+
+def _joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the tensors that are joined along the first axis; one that is not, alone."""
+    operation = tensor.op
+    if operation.type == "ConcatV2":
+        *tensors, axis = operation.inputs
+        if tf.get_static_value(axis) == 0:
+            return list(tensors)
+    return [tensor]
+
+
+def _kind(view: View, indices: tf.Tensor) -> str:
+    """Returns how slices of micro-batches become those of the batch."""
+    if view.state(indices).kind == "fixed":
+        return "fixed"
+    operation, place = indices.op, indices.value_index
+    while operation.type in {*_PASSING, "Reshape"}:
+        operation, place = operation.inputs[0].op, operation.inputs[0].value_index
+    return "distinct" if operation.type == "Unique" and not place else "joined"
+
+
+def _keep_slices(
+    batch: WholeBatch, total: tf.IndexedSlices, pieces: list[Piece]
+) -> None:
+    """Makes the sum the slices that the batch at once has."""
+    wholes, columns = (total.values, total.indices), []
+    for piece in pieces:
+        values = tf.cast(piece.values, total.values.dtype)
+        indices = tf.cast(piece.indices, total.indices.dtype)
+        is_fixed = piece.kind == "fixed"
+        kept = [
+            _kept(batch, values, total.values, is_fixed),
+            _kept(batch, indices, total.indices, False),
+        ]
         with tf.control_dependencies(None):
-            zero = tf.zeros([0, *whole.shape[1:]], whole.dtype)
-            batch.works.add(_zero_work(slot, zero))
-            set_input(whole.op, 0, slot.read())
-        before = slot.read()
-        size = tf.where(batch.is_first, 0, tf.shape(before)[0])
-        writes.append(slot.write(tf.concat([before[:size], part], 0)))
-    batch.works.add(Work(micro_ops=writes))
+            if is_fixed:  # the same in each micro-batch
+                kept[1] = kept[1][: tf.shape(kept[0])[0]]
+            elif piece.kind == "distinct":
+                rows, places = tf.unique(kept[1])
+                number = tf.size(rows)
+                sums = tf.math.unsorted_segment_sum(kept[0], places, number)
+                kept = [sums, rows]
+        columns.append(kept)
+    for whole, parts in zip(wholes, zip(*columns, strict=True), strict=True):
+        with tf.control_dependencies(None):
+            joined = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+        set_input(whole.op, 0, joined)
+
+
+def _kept(
+    batch: WholeBatch, part: tf.Tensor, whole: tf.Tensor, is_sum: bool
+) -> tf.Tensor:
+    """Returns parts of all micro-batches for a later run, added up or joined."""
+    slot = batch.works.slot("slices", whole.dtype, whole.shape)
+    with tf.control_dependencies(None):
+        zero = tf.zeros([0, *whole.shape[1:]], whole.dtype)
+        batch.works.add(_zero_work(slot, zero))
+        kept = slot.read()
+    before = slot.read()
+    size = tf.where(batch.is_first, 0, tf.shape(before)[0])
+    if is_sum:
+        value = part + tf.concat([before[:size], tf.zeros_like(part)[size:]], 0)
+    else:
+        value = tf.concat([before[:size], part], 0)
+    batch.works.add(Work(micro_ops=[slot.write(value)]))
+    return kept
 
 
 def _zero_work(slot: Slot, zero: tf.Tensor) -> Work:

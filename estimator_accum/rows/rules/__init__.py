@@ -16,6 +16,7 @@ from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the t
     channels,
     control_flow,
     elementwise,
+    entries,
     from_sizes,
     lists,
     lookups,

@@ -5,6 +5,8 @@ from collections.abc import Callable
 RULES: dict[str, Callable] = {}
 # Rules that also take fixed and mixed inputs.
 RULES_OF_ANY: dict[str, Callable] = {}
+# Rules of lists of entries; they return None where the others hold.
+RULES_OF_ENTRIES: dict[str, Callable] = {}
 
 
 def rule(*types: str, table: dict[str, Callable] = RULES):

@@ -12,9 +12,9 @@ from tensorflow import raw_ops as raw
 
 from estimator_accum.rows.integers import OF_SHAPE
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
-from estimator_accum.rows.rules.table import RULES
+from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from tests.helpers.oracles.attacked_rules import attack
-from tests.helpers.oracles.rule_inputs import MAKERS, some_sizes
+from tests.helpers.oracles.rule_inputs import MAKERS, numbers_of_entries, some_sizes
 
 # The parts of a loop or TensorArray of TensorFlow 1, which the rest cannot be without,
 # and names of operations that are others' under a second name.
@@ -26,7 +26,7 @@ def _kinds() -> list[str]:
 
 
 def test_every_type_of_operation_with_a_rule_is_attacked():
-    kinds = RULES.keys() | OF_SHAPE | FROM_SIZES
+    kinds = RULES.keys() | RULES_OF_ENTRIES.keys() | OF_SHAPE | FROM_SIZES
     kinds = {kind for kind in kinds if hasattr(raw, kind)}
     kinds = {kind for kind in kinds if not kind.startswith("TensorArray")}
     assert kinds - MAKERS.keys() <= _NOT_ALONE
@@ -54,4 +54,11 @@ def test_sizes_are_those_of_the_session(request):
     findings = []
     for seed in range(request.config.getoption("--attacks") // 10):
         findings += attack("sizes", some_sizes, seed).findings
+    assert not findings, "\n".join(findings)
+
+
+def test_numbers_of_entries_are_those_of_their_examples(request):
+    findings = []
+    for seed in range(request.config.getoption("--attacks") // 10):
+        findings += attack("numbers", numbers_of_entries, seed).findings
     assert not findings, "\n".join(findings)

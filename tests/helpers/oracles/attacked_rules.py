@@ -62,6 +62,7 @@ class Attack:
         self.examples = int(self.chance.integers(2, 4))
         self.parts, self.states = [], {}
         self.fed = {}
+        self._lists, self._has_entries = [], self.happens(0.15)
 
     def one_of(self, *values):
         """Returns one of some values."""
@@ -111,7 +112,21 @@ class Attack:
         values = [self.numbers(size, dtype, most) for _ in range(2)]
         self.parts.append(_Part(tensor, axis, *values, plus))
         self.states[tensor.ref()] = State("rows", axis, Size(span))
-        return tensor
+        is_list = self._has_entries and (axis, span) == (0, 1) and self.happens(0.85)
+        return tf.gather(tensor, self.entries()[:, 0]) if is_list else tensor
+
+    def entries(self, tail: list[int] | None = None, span: int = 1) -> tf.Tensor:
+        """Returns numbers of examples, with places: indices of a sparse tensor.
+
+        Args:
+            tail: The other sizes of the tensor; None for one list of examples.
+            span: Number of rows for each example.
+        """
+        if tail is not None or not self._lists or self.happens(0.1):
+            kept, self._has_entries = self._has_entries, False
+            self._lists.append(tf.where(self.rows(tail or [], tf.bool, 0, span)))
+            self._has_entries = kept
+        return self._lists[-1]
 
     def fixed(self, shape, dtype=tf.float32, most: int = 3, plus=lambda rows: rows):
         """Returns a tensor of no example: a constant, or one that is not known."""
@@ -222,7 +237,10 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
 def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
     """Returns the sizes that the analysis knows of a tensor, each with its origin."""
     sizes = {}
-    if analysis.knows_dims(tensor) and analysis.state(tensor).kind == "rows":
+    if analysis.knows_dims(tensor) and analysis.state(tensor).kind in (
+        "rows",
+        "entries",
+    ):
         sizes["shape"] = analysis.dims(tensor)
     if tensor.dtype.is_integer and tensor.shape.rank is not None:
         value = analysis.value(tensor)
@@ -239,6 +257,8 @@ def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
 
 def _meaning(symbol: str, graph) -> tf.Tensor:
     """Returns the size that has a name: of an axis, or a number."""
+    if symbol.startswith("#"):
+        return _number_of_entries(symbol[1:], graph)
     name, *place = symbol.removesuffix("]").split("[")
     if place:
         return graph.get_tensor_by_name(name)[int(place[0])]
@@ -246,6 +266,15 @@ def _meaning(symbol: str, graph) -> tf.Tensor:
         return graph.get_tensor_by_name(name)
     name, _, axis = symbol.rpartition(":")
     return tf.shape(graph.get_tensor_by_name(name))[int(axis)]
+
+
+def _number_of_entries(name: str, graph) -> tf.Tensor:
+    """Returns the number of entries of a list, or of its longest row."""
+    if name.endswith(":width"):
+        operation = graph.get_operation_by_name(name.removesuffix(":width"))
+        return operation.outputs[2][1]
+    operation = graph.get_operation_by_name(name)
+    return tf.shape(operation.outputs[0])[0]
 
 
 class _Judge:
@@ -266,6 +295,7 @@ class _Judge:
         apart = self._values(session, few)
         if together is None or changed is None or apart is None:
             return
+        self._judge_entries(session, together, n)
         for values, number in ((together, n), (apart, len(few))):
             self._judge_sizes(values, number)
         for i, tensor in enumerate(self._tensors):
@@ -317,6 +347,30 @@ class _Judge:
                 return None  # such a run is refused
         return results
 
+    def _judge_entries(self, session, together: list, number: int) -> None:
+        """Compares entries with those of each example alone, one after the other."""
+        states = [self._analysis.state(tensor) for tensor in self._tensors]
+        if not any(state.kind == "entries" for state in states):
+            return
+        alone = [self._values(session, [example]) for example in range(number)]
+        for i, (tensor, state) in enumerate(zip(self._tensors, states, strict=True)):
+            # Values that are looked up once, and their places, are of no example.
+            if state.kind != "entries" or state.places or "Unique" in state.of:
+                continue
+            parts = [values[i][0] for values in alone]
+            if state.distance is not None:
+                parts = [
+                    _with_number(state, part, example)
+                    for example, part in enumerate(parts)
+                ]
+            # A convolution of no image has another shape.
+            parts = [part for part in parts if len(part)] or parts
+            if len({part.shape[1:] for part in (*parts, together[i][0])}) > 1:
+                self._say(tensor, "depends in its shape on the others")
+                continue
+            joined = np.concatenate(parts)
+            self._compare(tensor, together[i][0], joined, _TOLERANCE, "the others")
+
     def _judge_sizes(self, values: list, number: int) -> None:
         for tensor, claims, (value, symbols) in zip(
             self._tensors, self._known, values, strict=True
@@ -363,6 +417,15 @@ def _numbers(state: State, rows: np.ndarray) -> np.ndarray:
     """Returns the number of each example times the distance of places."""
     numbers = np.arange(len(rows)) * int(state.distance)
     return numbers.reshape(-1, *[1] * (rows.ndim - 1)).astype(rows.dtype)
+
+
+def _with_number(state: State, entries: np.ndarray, example: int) -> np.ndarray:
+    """Returns an example's entries with its number in the batch."""
+    entries, added = entries.copy(), example * int(state.distance)
+    if state.is_first:
+        entries[..., 0] += added
+        return entries
+    return entries + added
 
 
 def _by_example(value: np.ndarray, axis: int, examples: int) -> np.ndarray | None:

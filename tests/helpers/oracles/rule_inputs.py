@@ -724,6 +724,204 @@ def _gather_nd(a, kind):
     return raw.GatherNd(params=table, indices=places)
 
 
+# Lists of entries.
+
+
+def _sparse(a: Attack, dtype=tf.float32, width: int | None = None):
+    """Returns indices, values and shape of a sparse matrix, mostly of one list."""
+    span, width = a.one_of(1, 1, 2), width or a.length()
+    indices = a.entries([width], span)
+    table = a.rows([width], dtype, 0, span, most=9)
+    values = tf.gather_nd(table, indices)
+    if a.happens(0.15):
+        values = tf.gather_nd(table, a.entries([width], span))
+    if a.happens(0.15):
+        shape = a.sizes([a.examples * span, width])
+    else:
+        shape = tf.shape(table)
+    return indices, values, tf.cast(shape, tf.int64)
+
+
+def _filled(a: Attack, dtype=tf.float32):
+    """Returns indices, values and shape without an empty row."""
+    indices, values, shape = _sparse(a, dtype)
+    if a.happens(0.15):
+        return indices, values, shape
+    default = {tf.string: "b"}.get(dtype, 0)
+    filled = raw.SparseFillEmptyRows(
+        indices=indices,
+        values=values,
+        dense_shape=shape,
+        default_value=tf.constant(default, dtype),
+    )
+    return filled.output_indices, filled.output_values, shape
+
+
+@_for("Where")
+def _where(a, kind):
+    shape = a.shape(a.one_of(1, 2, 3))
+    return raw.Where(condition=a.any(shape, tf.bool))
+
+
+@_for("StringSplit", "StringSplitV2")
+def _split_texts(a, kind):
+    texts = a.any([a.examples * a.one_of(1, 2)], tf.string)
+    texts = tf.strings.join([texts, "x y", texts], " ")
+    return _call(kind, input=texts, delimiter=" ", sep=" ")
+
+
+@_for("SparseCross", "SparseCrossV2", "SparseCrossHashed")
+def _cross(a, kind):
+    matrices = [_sparse(a, tf.string) for _ in range(a.one_of(1, 2))]
+    indices, values, shapes = zip(*matrices, strict=True)
+    dense = [a.any([a.examples, a.length()], tf.string)] * a.one_of(0, 1)
+    arguments = {"hashed_output": False, "num_buckets": 0, "hash_key": 1, "sep": "_"}
+    types = {"out_type": tf.string, "internal_type": tf.string, "salt": [1, 2]}
+    types["strong_hash"] = False
+    parts = {"indices": indices, "values": values, "shapes": shapes}
+    return _call(kind, **parts, dense_inputs=dense, **arguments, **types)
+
+
+@_for("SparseFillEmptyRows")
+def _fill_empty_rows(a, kind):
+    return [*_filled(a, a.one_of(tf.float32, tf.string))[:2]]
+
+
+@_for("SparseReshape")
+def _reshape_sparse(a, kind):
+    indices, _, shape = _sparse(a)
+    number = int(indices.op.inputs[0].shape[1] or 2)
+    first, second = shape[0], shape[1]
+    target = a.one_of(
+        [first * second, 1],
+        [first, -1],
+        [-1, second],
+        [first, second, 1],
+        [second, first],
+        [-1],
+        [-1, number],
+        [first // 2, -1],
+    )
+    target = tf.stack([tf.cast(size, tf.int64) for size in target])
+    return raw.SparseReshape(input_indices=indices, input_shape=shape, new_shape=target)
+
+
+@_for("Unique")
+def _unique(a, kind):
+    _, values, _ = _sparse(a, a.one_of(tf.int32, tf.string))
+    values = a.any([a.examples], tf.int32) if a.happens(0.2) else values
+    unique = raw.Unique(x=values)
+    found = tf.gather(unique.y, unique.idx)
+    if a.happens(0.2):
+        found = tf.gather(found, unique.idx)
+    return unique.y, unique.idx, found
+
+
+@_for("SparseToDense", "ScatterNd")
+def _scatter(a, kind):
+    indices, values, shape = _sparse(a)
+    values = a.any([]) if a.happens(0.1) and kind == "SparseToDense" else values
+    arguments = {"sparse_indices": indices, "sparse_values": values}
+    arguments |= {"output_shape": shape, "default_value": a.any([])}
+    return _call(kind, **arguments, indices=indices, updates=values, shape=shape)
+
+
+_SEGMENTS = ("Sum", "Mean", "Max", "Min", "Prod")
+
+
+@_for(*(f"Segment{name}" for name in _SEGMENTS))
+@_for("SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2")
+@_for(*(f"UnsortedSegment{name}" for name in _SEGMENTS if name != "Mean"))
+def _segments(a, kind):
+    indices, values, shape = (_sparse if a.happens(0.3) else _filled)(a)
+    values = a.any([a.examples]) if a.happens(0.1) else values
+    numbers = indices[:, a.one_of(0, 0, 0, 1)]
+    rows = shape[a.one_of(0, 0, 0, 1)]
+    arguments = {"data": values, "segment_ids": numbers, "num_segments": rows}
+    return _call(kind, **arguments)
+
+
+_MEANS = ("Sum", "Mean", "SqrtN")
+
+
+@_for(*(f"SparseSegment{name}" for name in _MEANS))
+@_for(*(f"SparseSegment{name}WithNumSegments" for name in _MEANS))
+def _sparse_segments(a, kind):
+    indices, values, shape = (_sparse if a.happens(0.3) else _filled)(a, tf.int32)
+    unique = raw.Unique(x=values)
+    table = a.fixed([9, 2])
+    rows = tf.gather(table, unique.y)
+    if a.happens(0.15):
+        rows = tf.gather(table, raw.Unique(x=tf.reverse(values, [0])).y)
+    numbers = indices[:, a.one_of(0, 0, 0, 1)]
+    arguments = {"data": rows, "indices": unique.idx, "segment_ids": numbers}
+    return _call(kind, **arguments, num_segments=shape[a.one_of(0, 0, 1)])
+
+
+@_for("SparseTensorDenseMatMul")
+def _sparse_product(a, kind):
+    width = a.length()
+    indices, values, shape = _sparse(a, width=width)
+    return raw.SparseTensorDenseMatMul(
+        a_indices=indices,
+        a_values=values,
+        a_shape=shape,
+        b=a.any([width, 2]),
+        adjoint_a=a.happens(0.1),
+    )
+
+
+@_for("SparseReduceSum", "SparseReduceMax")
+def _sparse_sum(a, kind):
+    indices, values, shape = _sparse(a)
+    return _call(
+        kind,
+        input_indices=indices,
+        input_values=values,
+        input_shape=shape,
+        reduction_axes=[a.one_of(1, 1, -1, 0)],
+        keep_dims=a.happens(),
+    )
+
+
+_ON_NUMBERS = (
+    lambda a, x: x[:, 0],
+    lambda a, x: x[:, 1],
+    lambda a, x: x[:, -1],
+    lambda a, x: x[:1],
+    lambda a, x: tf.cast(x, tf.int32),
+    lambda a, x: tf.cast(x, tf.float32),
+    lambda a, x: tf.reshape(x, [-1]),
+    lambda a, x: tf.squeeze(x, [1]),
+    lambda a, x: tf.reshape(x, tf.shape(x)[:1]),
+    lambda a, x: tf.identity(x) + 0,
+    lambda a, x: tf.stop_gradient(x),
+    lambda a, x: tf.gather(a.rows([2], axis=0), x),
+    lambda a, x: tf.gather_nd(a.rows([2], axis=0), x),
+    lambda a, x: tf.gather(a.fixed([3, 2]), x),
+    lambda a, x: tf.gather(x, tf.reshape(tf.where(x[:, 0] > 0), [-1])),
+    lambda a, x: tf.gather(x, tf.where(a.rows([], tf.bool, 0))[:, 0]),
+    lambda a, x: tf.fill(tf.shape(x)[:1], 1.0),
+    lambda a, x: tf.ones_like(x),
+    lambda a, x: tf.range(tf.shape(x)[0]),
+    lambda a, x: tf.shape(x),
+    lambda a, x: a.rows([2], axis=0) * tf.cast(tf.shape(x)[0], tf.float32),
+    lambda a, x: tf.zeros([a.examples, tf.shape(x)[0]]),
+)
+
+
+def numbers_of_entries(a: Attack) -> list[tf.Tensor]:
+    """Returns results of some operations on the indices of a sparse tensor."""
+    results = [a.entries([a.one_of(1, a.examples)][: a.one_of(0, 1)])]
+    for _ in range(4):
+        step = a.one_of(*_ON_NUMBERS)
+        try:
+            results.append(step(a, results[int(a.chance.integers(len(results)))]))
+        except (ValueError, TypeError, IndexError):
+            continue
+    return results
+
+
 # Losses and sequences.
 
 

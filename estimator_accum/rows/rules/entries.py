@@ -1,0 +1,375 @@
+"""Rules of lists of entries: sparse tensors, chosen rows, lookups of each number once.
+
+    rows       -> entries    Where, StringSplit, a lookup by the numbers of examples
+    entries    -> entries    SparseReshape, SparseFillEmptyRows, those that are chosen
+    entries    -> rows       SparseToDense, sums over segments, products
+
+The numbers of examples in the indices of a sparse tensor, or in segments, are entries
+with a distance. L, M = lists of entries.
+"""
+
+import tensorflow as tf
+
+from estimator_accum.rows.rules.dims import axes_of
+from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, NO_SHAPE, PLACE
+from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
+from estimator_accum.rows.sizes import ONE, N, Size, count, product, sizes
+from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
+
+_OTHER = "entries of several lists"
+_FEW = "the last examples may have no entry"
+
+
+def _are_rows(state: State) -> bool:
+    """Returns whether the first axis lists examples, and there are values of theirs."""
+    return state.kind == "rows" and state.axis == 0 and not state.is_place
+
+
+def _are_values(state: State, name: str | None = None) -> bool:
+    """Returns whether entries, of a list, hold values of their own."""
+    is_of = name is None or state.of == name
+    return state.kind == "entries" and is_of and not state.is_place
+
+
+def _are_numbers(state: State, is_first: bool) -> bool:
+    """Returns whether entries hold the number of their example, or only the first."""
+    has_number = state.kind == "entries" and state.distance is not None
+    return has_number and state.is_first == is_first
+
+
+def _of(name: str, **options) -> State:
+    return State("entries", 0, of=name, **options)
+
+
+def _set(analysis, tensor: tf.Tensor, state: State, *sizes: Size | None) -> State:
+    """Takes down the axes of entries behind the first; returns their state."""
+    return analysis.set_dims(tensor, state, [None, *sizes])
+
+
+def _shape(analysis, tensor: tf.Tensor, distance: Size) -> list[Size]:
+    """Returns the shape of a sparse tensor, whose first size is n times a distance."""
+    value = analysis.value(tensor)
+    if value is None or value.ndim != 1:
+        raise Mixed(NO_SHAPE)
+    if value[0] != N * distance:
+        raise Mixed("a sparse tensor has another number of examples")
+    return list(value)
+
+
+def _rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:
+    """Returns the state of a result with `distance` rows for each example."""
+    result = State("rows", 0, distance)
+    return analysis.set_dims(output, result, [None, *tail])
+
+
+# Lists that are made.
+
+
+@rule("Where", table=RULES_OF_ENTRIES)
+def _where(analysis, operation, states):
+    (state,), (tensor,), (output,) = states, operation.inputs, operation.outputs
+    name = analysis.name_of_list(operation)
+    rank = analysis.rank(tensor)
+    if _are_rows(state):
+        result = _of(name, distance=state.span, is_first=True)
+        return _set(analysis, output, result, Size(rank))
+    if _are_values(state) and rank == 1:  # places of the entries that are chosen
+        return _set(analysis, output, _of(name, places=state.of), ONE)
+    raise Mixed(ALONG)
+
+
+@rule("StringSplit", "StringSplitV2", table=RULES_OF_ENTRIES)
+def _split_texts(analysis, operation, states):
+    texts, *others = states
+    if not _are_rows(texts) or analysis.rank(operation.inputs[0]) != 1:
+        raise Mixed(ALONG)
+    if any(state != FIXED for state in others):
+        raise Mixed(BY_VALUES)
+    return _sparse(analysis, operation, texts.span)
+
+
+@rule("SparseCross", "SparseCrossV2", "SparseCrossHashed", table=RULES_OF_ENTRIES)
+def _cross(analysis, operation, states):
+    inputs = list(zip(operation.inputs, states, strict=True))
+    number = operation.get_attr("N")
+    parts = [inputs[i * number : (i + 1) * number] for i in range(3)]
+    for (_, indices), (_, values), (shape, _) in zip(*parts, strict=True):
+        if not _are_numbers(indices, True) or indices.distance != ONE:
+            raise Mixed(ALONG)
+        if not _are_values(values, indices.of):
+            raise Mixed(_OTHER)
+        _shape(analysis, shape, ONE)
+    for tensor, state in inputs[3 * number :]:
+        is_scalar = state == FIXED and analysis.rank(tensor) == 0
+        is_dense = _are_rows(state) and state.span == ONE
+        if not (is_scalar or is_dense and analysis.rank(tensor) == 2):
+            raise Mixed(ALONG)
+    return _sparse(analysis, operation, ONE)
+
+
+def _sparse(analysis, operation: tf.Operation, span: Size) -> list[State]:
+    """Returns the states of a new sparse matrix: indices, values, shape.
+
+    It is as wide as the longest row, which is another one in each micro-batch.
+    """
+    name, (indices, values, shape) = (
+        analysis.name_of_list(operation),
+        operation.outputs,
+    )
+    numbers = _of(name, distance=span, is_first=True)
+    width = count(f"{name}:width")
+    return [
+        _set(analysis, indices, numbers, Size(2)),
+        _set(analysis, values, _of(name)),
+        analysis.set_value(shape, sizes([N * span, width])),
+    ]
+
+
+@rule("SparseFillEmptyRows", table=RULES_OF_ENTRIES)
+def _fill_empty_rows(analysis, operation, states):
+    indices, values, _, default = states
+    if not _are_numbers(indices, True) or default != FIXED:
+        raise Mixed(ALONG)
+    if not _are_values(values, indices.of):
+        raise Mixed(_OTHER)
+    _shape(analysis, operation.inputs[2], indices.distance)
+    name = analysis.name_of_list(operation)
+    analysis.complete_lists.add(name)
+    filled, numbers, is_empty, _ = operation.outputs
+    rank = analysis.dims(operation.inputs[0])[1]
+    return [
+        _set(analysis, filled, indices._replace(of=name), rank),
+        _set(analysis, numbers, _of(name)),
+        _rows(analysis, is_empty, indices.distance, []),
+        MIXED,  # places of all entries, for the gradient
+    ]
+
+
+@rule("SparseReshape", table=RULES_OF_ENTRIES)
+def _reshape_sparse(analysis, operation, states):
+    indices, target = states[0], analysis.value(operation.inputs[2])
+    if not _are_numbers(indices, True):
+        raise Mixed(ALONG)
+    if target is None or target.ndim != 1:
+        raise Mixed(NO_SHAPE)
+    source, target = _shape(analysis, operation.inputs[1], indices.distance), [*target]
+    if Size(-1) in target:
+        place = target.index(Size(-1))
+        rest = product(size for size in target if size != Size(-1))
+        target[place] = product(source) // rest
+    first, *tail = target
+    if first.power != 1 or first.counted or any(size.power for size in tail):
+        raise Mixed("it reorders the examples")
+    result = indices._replace(distance=first // N)
+    state = _set(analysis, operation.outputs[0], result, Size(len(target)))
+    return [state, analysis.set_value(operation.outputs[1], sizes(target))]
+
+
+@rule("Unique", table=RULES_OF_ENTRIES)
+def _unique(analysis, operation, states):
+    (state,), (values, places) = states, operation.outputs
+    if not _are_values(state) or analysis.rank(operation.inputs[0]) != 1:
+        raise Mixed(ALONG)
+    # Each value of the entries once is a list of its own, which no example has.
+    name = analysis.name_of_list(operation)
+    return [
+        _set(analysis, values, _of(name)),
+        _set(analysis, places, _of(state.of, places=name)),
+    ]
+
+
+# Entries that are read.
+
+
+@rule("GatherV2", table=RULES_OF_ENTRIES)
+def _gather(analysis, operation, states):
+    table, places, axis = states
+    if places.kind != "entries" or not places.is_place:
+        return None
+    number = analysis.value(operation.inputs[2])
+    is_plain = axis == FIXED and number is not None and not int(number.flat[0])
+    if operation.get_attr("batch_dims") or not is_plain or places.is_first:
+        raise Mixed(BY_VALUES)
+    if analysis.rank(operation.inputs[1]) != 1:
+        raise Mixed(BY_VALUES)
+    tail = analysis.dims(operation.inputs[0])[1:]
+    if table.kind == "entries" and places.places == table.of:
+        result = table._replace(of=places.of)
+    elif _are_rows(table) and places.distance == table.span:
+        result = _of(places.of)
+    else:
+        raise Mixed(BY_VALUES)
+    return _set(analysis, operation.outputs[0], result, *tail)
+
+
+@rule("GatherNd", table=RULES_OF_ENTRIES)
+def _gather_nd(analysis, operation, states):
+    table, places = states
+    if places.kind != "entries" or not places.is_place:
+        return None
+    is_own = _are_numbers(places, True) and places.distance == table.span
+    if not (is_own and _are_rows(table)) or analysis.rank(operation.inputs[1]) != 2:
+        raise Mixed(BY_VALUES)
+    length = int(analysis.dims(operation.inputs[1])[1])
+    tail = analysis.dims(operation.inputs[0])[length:]
+    return _set(analysis, operation.outputs[0], _of(places.of), *tail)
+
+
+@rule("Identity", "StopGradient", "Cast", table=RULES_OF_ENTRIES)
+def _pass(analysis, operation, states):
+    (state,), (output,) = states, operation.outputs
+    if state.kind != "entries" or not state.is_place:
+        return None
+    if output.dtype not in (tf.int32, tf.int64):  # others may overflow
+        raise Mixed(PLACE)
+    return _set(analysis, output, state, *analysis.dims(operation.inputs[0])[1:])
+
+
+@rule("StridedSlice", table=RULES_OF_ENTRIES)
+def _column(analysis, operation, states):
+    state = states[0]
+    if state.kind != "entries" or not state.is_place:
+        return None
+    masks = {
+        "begin_mask": 1,
+        "end_mask": 1,
+        "shrink_axis_mask": 2,
+        "ellipsis_mask": 0,
+        "new_axis_mask": 0,
+    }
+    begin = analysis.value(operation.inputs[1])
+    is_column = all(operation.get_attr(name) == bits for name, bits in masks.items())
+    if not (is_column and state.is_first) or begin is None or len(begin) != 2:
+        raise Mixed(PLACE)
+    column = int(begin[1])
+    is_number = column in (0, -int(analysis.dims(operation.inputs[0])[1]))
+    result = state._replace(is_first=False) if is_number else _of(state.of)
+    return _set(analysis, operation.outputs[0], result)
+
+
+@rule("Reshape", "Squeeze", table=RULES_OF_ENTRIES)
+def _flatten(analysis, operation, states):
+    state, tensor = states[0], operation.inputs[0]
+    if state.kind != "entries" or not state.is_place:
+        return None
+    if analysis.dims(tensor)[1:] not in ([], [ONE]):
+        raise Mixed(PLACE)
+    if operation.type == "Squeeze":
+        axes = {
+            axis % analysis.rank(tensor) for axis in operation.get_attr("squeeze_dims")
+        }
+        is_flat = axes == {1}
+    else:
+        target = analysis.value(operation.inputs[1])
+        flat = ([Size(-1)], [count(state.of)])
+        is_flat = target is not None and [*target] in flat
+    if not is_flat:
+        raise Mixed(PLACE)
+    return _set(analysis, operation.outputs[0], state._replace(is_first=False))
+
+
+# Rows of entries.
+
+
+@rule("SparseToDense", "ScatterNd", table=RULES_OF_ENTRIES)
+def _scatter(analysis, operation, states):
+    if operation.type == "ScatterNd":
+        (indices, values, _), place = states, 2
+    else:
+        (indices, _, values, default), place = states, 1
+        if default != FIXED:
+            raise Mixed(ALONG)
+    rank = analysis.rank(operation.inputs[0])
+    if not _are_numbers(indices, rank == 2):
+        raise Mixed(ALONG)
+    is_scalar = values == FIXED and operation.type == "SparseToDense"
+    if not _are_values(values, indices.of) and not (
+        is_scalar and analysis.rank(operation.inputs[2]) == 0
+    ):
+        raise Mixed(_OTHER)
+    _, *tail = _shape(analysis, operation.inputs[place], indices.distance)
+    return _rows(analysis, operation.outputs[0], indices.distance, tail)
+
+
+@rule(
+    *("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"),
+    *("SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2"),
+    *("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"),
+    "UnsortedSegmentProd",
+    table=RULES_OF_ENTRIES,
+)
+def _segments(analysis, operation, states):
+    values, numbers, *_ = states
+    if values.kind != "entries":
+        raise Mixed(ALONG)
+    if not _are_values(values, numbers.of):
+        raise Mixed(_OTHER)
+    return _by_example(analysis, operation, numbers, operation.inputs[2:])
+
+
+@rule(
+    *("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"),
+    "SparseSegmentSumWithNumSegments",
+    "SparseSegmentMeanWithNumSegments",
+    "SparseSegmentSqrtNWithNumSegments",
+    table=RULES_OF_ENTRIES,
+)
+def _sparse_segments(analysis, operation, states):
+    table, places, numbers, *_ = states
+    if places.kind != "entries" or places.of != numbers.of:
+        raise Mixed(_OTHER)
+    if not _are_values(table, places.places):
+        raise Mixed(BY_VALUES)
+    return _by_example(analysis, operation, numbers, operation.inputs[3:])
+
+
+def _by_example(analysis, operation, numbers: State, rows) -> State:
+    """Returns the state of rows for the numbers of examples.
+
+    Args:
+        analysis: The analysis.
+        operation: The operation.
+        numbers: State of the numbers.
+        rows: The input that says how many rows there are; without one there are as many
+            as the last number says.
+    """
+    if not _are_numbers(numbers, False):
+        raise Mixed(ALONG)
+    if rows:
+        value = analysis.value(rows[0])
+        if value is None or value[()] != N * numbers.distance:
+            raise Mixed(ALONG)
+    elif numbers.of not in analysis.complete_lists:
+        raise Mixed(_FEW)
+    tail = analysis.dims(operation.inputs[0])[1:]
+    return _rows(analysis, operation.outputs[0], numbers.distance, tail)
+
+
+@rule("SparseTensorDenseMatMul", table=RULES_OF_ENTRIES)
+def _sparse_product(analysis, operation, states):
+    indices, values, _, matrix = states
+    is_turned = operation.get_attr("adjoint_a")
+    if is_turned or matrix != FIXED or not _are_numbers(indices, True):
+        raise Mixed(ALONG)
+    if not _are_values(values, indices.of):
+        raise Mixed(_OTHER)
+    _shape(analysis, operation.inputs[2], indices.distance)
+    return _rows(analysis, operation.outputs[0], indices.distance, [None])
+
+
+@rule("SparseReduceSum", "SparseReduceMax", table=RULES_OF_ENTRIES)
+def _sparse_sum(analysis, operation, states):
+    indices, values, _, _ = states
+    if not _are_numbers(indices, True) or not _are_values(values, indices.of):
+        raise Mixed(ALONG)
+    shape = _shape(analysis, operation.inputs[2], indices.distance)
+    axes = axes_of(analysis, operation.inputs[3], len(shape))
+    if 0 in axes or not axes:
+        raise Mixed(ALONG)
+    keeps = operation.get_attr("keep_dims")
+    tail = [
+        ONE if axis in axes else size
+        for axis, size in enumerate(shape)
+        if axis and (keeps or axis not in axes)
+    ]
+    return _rows(analysis, operation.outputs[0], indices.distance, tail)
