@@ -79,6 +79,8 @@ def _entries(operation, number: int, rank: int) -> list[tuple[int | None, str]]:
     if "ellipsis" not in kinds:
         kinds.append("ellipsis")
     rest = rank - kinds.count("bounds") - kinds.count("shrink_axis")
+    if rest < 0:
+        raise Mixed("it has more bounds than axes")
     entries, place = list(enumerate(kinds)), kinds.index("ellipsis")
     return [*entries[:place], *[(None, "whole")] * rest, *entries[place + 1 :]]
 

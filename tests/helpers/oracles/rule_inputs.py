@@ -1058,7 +1058,7 @@ def some_sizes(a: Attack) -> list[tf.Tensor]:
         one, other = (sizes[int(a.chance.integers(len(sizes)))] for _ in "12")
         try:
             sizes.append(a.one_of(*_OF_SIZES)(a, one, other))
-        except (ValueError, TypeError, IndexError):
+        except (ValueError, TypeError, IndexError, ZeroDivisionError):
             continue
     return sizes[3:]
 
