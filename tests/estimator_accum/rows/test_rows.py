@@ -407,10 +407,10 @@ _MIXED = {
         tf.reshape(x, [8, 24]),
     ],
     "squeezed": lambda x: raw.Squeeze(input=x[:, :1]),
-    "chosen": lambda x, y: [x[1:], x[0], x[::2], tf.boolean_mask(x, y > 0),
+    "chosen": lambda x, y: [x[1:], x[0], x[::2],
                             tf.gather(x, [0]), tf.unstack(x[:8], 8)[0], x[:tf.shape(x)[1]]],
     "joined": lambda x: [tf.concat([x, x], 0), tf.tile(x, [2, 1, 1]),
-                         tf.pad(x, [[1, 0], [0, 0], [0, 0]]), tf.sparse.to_dense(tf.sparse.from_dense(x))],
+                         tf.pad(x, [[1, 0], [0, 0], [0, 0]])],
     "sizes": lambda y: [y * tf.cast(tf.shape(y)[0], tf.float32),
                         tf.one_hot(tf.cast(y, tf.int32), tf.shape(y)[0])],
     "places": lambda y: [tf.cast(tf.range(tf.shape(y)[0]), tf.float32),
@@ -456,6 +456,109 @@ _MIXED = {
 }  # fmt: skip
 
 
+def _even(ids):
+    """Returns a sparse tensor of the words of even numbers."""
+    places = tf.where(tf.equal(ids % 2, 0))
+    shape = tf.shape(ids, tf.int64)
+    return tf.SparseTensor(places, tf.cast(tf.gather_nd(ids, places), tf.int64), shape)
+
+
+def _filled(ids):
+    return tf.sparse.fill_empty_rows(_even(ids), tf.constant(1, tf.int64))[0]
+
+
+def _chosen(words):
+    return tf.sparse.retain(words, words.values > 1).values
+
+
+def _in_place(x, places, function):
+    """Returns a function of the examples at places, and zeros elsewhere."""
+    return tf.scatter_nd(
+        places, function(tf.gather_nd(x, places)), tf.shape(x, tf.int64)
+    )
+
+
+def _as_weights(words):
+    return words.with_values(tf.sqrt(tf.cast(words.values, tf.float32)))
+
+
+def _words_of_texts(texts):
+    words = v1.string_split(tf.strings.join([texts[:, 0], texts[:, 1]], " "))
+    numbers = tf.strings.to_hash_bucket_fast(words.values, 5)
+    ids = tf.SparseTensor(words.indices, numbers, words.dense_shape)
+    return tf.nn.safe_embedding_lookup_sparse(_static([5, 3]), ids)
+
+
+def _crossed(texts):
+    crossed = tf.feature_column.crossed_column(["a", "b"], 9)
+    column = tf.feature_column.embedding_column(crossed, 3)
+    features = {"a": texts[:, 0], "b": texts[:, 1]}
+    return v1.feature_column.input_layer(features, [column])
+
+
+# Rows of sparse tensors, and of other lists of entries.
+_OF_ENTRIES = {
+    "dense": (lambda ids: [
+        tf.sparse.to_dense(_even(ids)),
+        tf.scatter_nd(_even(ids).indices, _even(ids).values, tf.shape(ids, tf.int64)),
+    ], 0, 1),
+    "lookups": (lambda ids: [
+        tf.nn.safe_embedding_lookup_sparse(_static([4, 3]), _even(ids), combiner=way)
+        for way in ("sum", "mean", "sqrtn")
+    ], 0, 1),
+    "lookups without empty rows": (lambda ids: tf.nn.embedding_lookup_sparse(
+        _static([4, 3]), _filled(ids), None, combiner="mean"), 0, 1),
+    "weighted lookups": (lambda ids: tf.nn.embedding_lookup_sparse(
+        _static([4, 3]), _filled(ids), _as_weights(_filled(ids))), 0, 1),
+    "several rows of each example": (lambda ids: tf.nn.safe_embedding_lookup_sparse(
+        _static([4, 3]),
+        tf.sparse.reshape(_even(ids), [tf.shape(ids, tf.int64)[0], 2, 2])), 0, 1),
+    "segments": (lambda ids: [
+        f(tf.cast(_filled(ids).values, tf.float32), _filled(ids).indices[:, 0])
+        for f in (tf.math.segment_sum, tf.math.segment_max, tf.math.segment_mean)
+    ], 0, 1),
+    "segments with a number": (lambda ids: tf.math.unsorted_segment_sum(
+        _even(ids).values, _even(ids).indices[:, 0], tf.shape(ids)[0]), 0, 1),
+    "products": (lambda ids: tf.sparse.sparse_dense_matmul(
+        tf.sparse.SparseTensor(
+            _even(ids).indices, tf.cast(_even(ids).values, tf.float32),
+            _even(ids).dense_shape),
+        _static([4, 2])), 0, 1),
+    "sums": (lambda ids: raw.SparseReduceSum(
+        input_indices=_even(ids).indices, input_values=_even(ids).values,
+        input_shape=_even(ids).dense_shape, reduction_axes=[1]), 0, 1),
+    "words of texts": (_words_of_texts, 0, 1),
+    "crossed column": (_crossed, 0, 1),
+    "chosen examples": (lambda x, y: _in_place(
+        x, tf.where(y > 0), tf.nn.softmax), 0, 1),
+}  # fmt: skip
+# Entries are of their examples, but no row is of one example alone.
+_ENTRIES = {
+    "chosen examples": lambda x, y: tf.nn.softmax(tf.boolean_mask(x, y > 0)),
+    "values": lambda ids: tf.cast(_even(ids).values, tf.float32) * 2,
+    "places": lambda ids: _even(ids).indices,
+    "each once": lambda ids: tf.unique(_even(ids).values)[0],
+    "chosen entries": lambda ids: (
+        tf.sparse.retain(_even(ids), _even(ids).values > 1).values
+    ),
+}
+_MIXED |= {
+    "sum of chosen examples": lambda x, y: tf.reduce_sum(
+        tf.boolean_mask(x, y > 0), 0),
+    "number of chosen examples": lambda x, y: tf.cast(
+        tf.size(tf.where(y > 0)), tf.float32) * y,
+    "as wide as the longest": lambda texts: tf.sparse.to_dense(
+        v1.string_split(texts[:, 0]), default_value=""),
+    "last examples may be missing": lambda ids: tf.math.segment_sum(
+        _even(ids).values, _even(ids).indices[:, 0]),
+    "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
+    "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
+    "numbers of examples": lambda y: tf.cast(tf.where(y > 0), tf.float32) * 2,
+    "another number of examples": lambda ids: tf.sparse.to_dense(tf.SparseTensor(
+        _even(ids).indices, _even(ids).values, [8, 4])),
+}  # fmt: skip
+
+
 def _is_training():
     return v1.placeholder_with_default(True, [])
 
@@ -468,6 +571,17 @@ def seen() -> set[str]:
 @pytest.mark.parametrize("name", _ROWS)
 def test_rows_are_rows(name, seen):
     seen |= _assert_rows(*_ROWS[name])
+
+
+@pytest.mark.parametrize("name", _OF_ENTRIES)
+def test_rows_of_entries_are_rows(name, seen):
+    seen |= _assert_rows(*_OF_ENTRIES[name])
+
+
+@pytest.mark.parametrize("name", _ENTRIES)
+def test_entries_of_examples_are_entries(name):
+    states, _, _ = _states(_ENTRIES[name], is_run=False)
+    assert {state.kind for state in states} == {"entries"}
 
 
 @pytest.mark.usefixtures("control_flow")

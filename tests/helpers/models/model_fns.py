@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tests.helpers.models.examples import CLASSES, WORDS
+from tests.helpers.models.examples import CLASSES, TOKENS, WORDS
 from tests.helpers.models.losses import (
     call,
     entropies,
@@ -125,16 +125,52 @@ def each_clipped(y, z, mask):
     return loss, optimizer.apply_gradients(pairs, _step())
 
 
-@_in(EXACT)
-def sparse_and_clipped(y, ids, mask):
-    """Rows of an embedding, looked up repeatedly; momentum moves the touched ones."""
-    words = tf.gather(variable("table", WORDS, 3), ids)
-    loss = _masked(y, tf.reduce_sum(words, 1) / 3, mask)
+def _clipped_momentum(loss):
     optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
     gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
     gradients, _ = tf.clip_by_global_norm(gradients, 0.2)
     pairs = zip(gradients, variables, strict=True)
     return loss, optimizer.apply_gradients(pairs, _step())
+
+
+@_in(EXACT)
+def sparse_and_clipped(y, ids, mask):
+    """Rows of an embedding, looked up repeatedly; momentum moves the touched ones."""
+    words = tf.gather(variable("table", WORDS, 3), ids)
+    return _clipped_momentum(_masked(y, tf.reduce_sum(words, 1) / 3, mask))
+
+
+@_in(EXACT)
+def lookups_clipped(y, sparse, mask):
+    """An embedding_column: the batch at once has one slice for each place."""
+    words = tf.SparseTensor(
+        sparse.indices, tf.cast(sparse.values, tf.int64) % WORDS, sparse.dense_shape
+    )
+    table = variable("table", WORDS, 3)
+    rows = tf.nn.safe_embedding_lookup_sparse(table, words)
+    return _clipped_momentum(_masked(y, rows @ variable("out", 3, 3), mask))
+
+
+@_in(EXACT)
+def lookups_of_both_kinds_clipped(y, sparse, ids, mask):
+    words = tf.SparseTensor(
+        sparse.indices, tf.cast(sparse.values, tf.int64) % WORDS, sparse.dense_shape
+    )
+    table = variable("table", WORDS, 3)
+    rows = tf.nn.safe_embedding_lookup_sparse(table, words, combiner="sum")
+    rows += tf.reduce_sum(tf.gather(table, ids), 1)
+    return _clipped_momentum(_masked(y, rows @ variable("out", 3, 3), mask))
+
+
+@_in(EXACT)
+def positions_clipped(y, seq, mask):
+    """Places of no example, looked up once by the batch at once."""
+    table = variable("positions", TOKENS + 2, 4)
+    places = tf.gather(table, tf.range(TOKENS) // 2)
+    hidden = tf.tanh(seq + places)
+    return _clipped_momentum(
+        _masked(y, tf.reduce_sum(hidden, 1) @ variable("out", 4, 3), mask)
+    )
 
 
 @_in(EXACT)
