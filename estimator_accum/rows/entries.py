@@ -1,4 +1,4 @@
-"""States of what is computed from lists of entries.
+"""States of results that are computed from lists of entries.
 
 An entry of a list is like an example of its own: if each entry of a result is computed
 from the entry at its place, it is computed from one example. So the rules of rows hold
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.names import SHAPED_DRAWS, is_draw
+from estimator_accum.graph.names import draws_from_seed, is_draw
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from estimator_accum.rows.sizes import ONE, N, Size, count, lists_of, sizes
 from estimator_accum.rows.states import COUNTS, SIZES, Mixed, State
@@ -128,7 +128,7 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
         raise Mixed("entries of examples stand beside examples")
     if any(state.is_place for state in states):
         raise Mixed("the place of an entry as a value")
-    if is_draw(operation) or operation.type in SHAPED_DRAWS:
+    if is_draw(operation) or draws_from_seed(operation.type):
         raise Mixed("random numbers for the entries of examples")
     if "_gradient_op_type" in operation.node_def.attr:
         raise Mixed("entries of examples with a gradient of their own")

@@ -25,10 +25,14 @@ def _are_rows(state: State) -> bool:
     return state.kind == "rows" and state.axis == 0 and not state.is_place
 
 
-def _are_values(state: State, name: str | None = None) -> bool:
-    """Returns whether entries, of a list, hold values of their own."""
-    is_of = name is None or state.of == name
-    return state.kind == "entries" and is_of and not state.is_place
+def _are_values(state: State) -> bool:
+    """Returns whether entries hold values of their own."""
+    return state.kind == "entries" and not state.is_place
+
+
+def _are_values_of(state: State, name: str | None) -> bool:
+    """Returns whether entries of a list hold values of their own."""
+    return _are_values(state) and state.of == name
 
 
 def _are_numbers(state: State, is_first: bool) -> bool:
@@ -96,7 +100,7 @@ def _cross(analysis, operation, states):
     for (_, indices), (_, values), (shape, _) in zip(*parts, strict=True):
         if not _are_numbers(indices, True) or indices.distance != ONE:
             raise Mixed(ALONG)
-        if not _are_values(values, indices.of):
+        if not _are_values_of(values, indices.of):
             raise Mixed(_OTHER)
         _shape(analysis, shape, ONE)
     for tensor, state in inputs[3 * number :]:
@@ -130,7 +134,7 @@ def _fill_empty_rows(analysis, operation, states):
     indices, values, _, default = states
     if not _are_numbers(indices, True) or default != FIXED:
         raise Mixed(ALONG)
-    if not _are_values(values, indices.of):
+    if not _are_values_of(values, indices.of):
         raise Mixed(_OTHER)
     _shape(analysis, operation.inputs[2], indices.distance)
     name = analysis.name_of_list(operation)
@@ -283,7 +287,7 @@ def _scatter(analysis, operation, states):
     if not _are_numbers(indices, rank == 2):
         raise Mixed(ALONG)
     is_scalar = values == FIXED and operation.type == "SparseToDense"
-    if not _are_values(values, indices.of) and not (
+    if not _are_values_of(values, indices.of) and not (
         is_scalar and analysis.rank(operation.inputs[2]) == 0
     ):
         raise Mixed(_OTHER)
@@ -302,7 +306,7 @@ def _segments(analysis, operation, states):
     values, numbers, *_ = states
     if values.kind != "entries":
         raise Mixed(ALONG)
-    if not _are_values(values, numbers.of):
+    if not _are_values_of(values, numbers.of):
         raise Mixed(_OTHER)
     return _by_example(analysis, operation, numbers, operation.inputs[2:])
 
@@ -318,7 +322,8 @@ def _sparse_segments(analysis, operation, states):
     table, places, numbers, *_ = states
     if places.kind != "entries" or places.of != numbers.of:
         raise Mixed(_OTHER)
-    if not _are_values(table, places.places):
+    is_fixed = table == FIXED and not places.is_place
+    if not is_fixed and not _are_values_of(table, places.places):
         raise Mixed(BY_VALUES)
     return _by_example(analysis, operation, numbers, operation.inputs[3:])
 
@@ -351,7 +356,7 @@ def _sparse_product(analysis, operation, states):
     is_turned = operation.get_attr("adjoint_a")
     if is_turned or matrix != FIXED or not _are_numbers(indices, True):
         raise Mixed(ALONG)
-    if not _are_values(values, indices.of):
+    if not _are_values_of(values, indices.of):
         raise Mixed(_OTHER)
     _shape(analysis, operation.inputs[2], indices.distance)
     return _rows(analysis, operation.outputs[0], indices.distance, [None])
@@ -360,7 +365,7 @@ def _sparse_product(analysis, operation, states):
 @rule("SparseReduceSum", "SparseReduceMax", table=RULES_OF_ENTRIES)
 def _sparse_sum(analysis, operation, states):
     indices, values, _, _ = states
-    if not _are_numbers(indices, True) or not _are_values(values, indices.of):
+    if not _are_numbers(indices, True) or not _are_values_of(values, indices.of):
         raise Mixed(ALONG)
     shape = _shape(analysis, operation.inputs[2], indices.distance)
     axes = axes_of(analysis, operation.inputs[3], len(shape))

@@ -463,23 +463,11 @@ def _even(ids):
     return tf.SparseTensor(places, tf.cast(tf.gather_nd(ids, places), tf.int64), shape)
 
 
-def _filled(ids):
-    return tf.sparse.fill_empty_rows(_even(ids), tf.constant(1, tf.int64))[0]
-
-
-def _chosen(words):
-    return tf.sparse.retain(words, words.values > 1).values
-
-
 def _in_place(x, places, function):
     """Returns a function of the examples at places, and zeros elsewhere."""
     return tf.scatter_nd(
         places, function(tf.gather_nd(x, places)), tf.shape(x, tf.int64)
     )
-
-
-def _as_weights(words):
-    return words.with_values(tf.sqrt(tf.cast(words.values, tf.float32)))
 
 
 def _words_of_texts(texts):
@@ -496,37 +484,46 @@ def _crossed(texts):
     return v1.feature_column.input_layer(features, [column])
 
 
+def _of_even(make):
+    return lambda ids: make(_even(ids))
+
+
+def _of_filled(make):
+    return lambda ids: make(
+        tf.sparse.fill_empty_rows(_even(ids), tf.constant(1, tf.int64))[0]
+    )
+
+
 # Rows of sparse tensors, and of other lists of entries.
 _OF_ENTRIES = {
-    "dense": (lambda ids: [
-        tf.sparse.to_dense(_even(ids)),
-        tf.scatter_nd(_even(ids).indices, _even(ids).values, tf.shape(ids, tf.int64)),
-    ], 0, 1),
-    "lookups": (lambda ids: [
-        tf.nn.safe_embedding_lookup_sparse(_static([4, 3]), _even(ids), combiner=way)
+    "dense": (_of_even(lambda words: [
+        tf.sparse.to_dense(words),
+        tf.scatter_nd(words.indices, words.values, words.dense_shape),
+    ]), 0, 1),
+    "lookups": (_of_even(lambda words: [
+        tf.nn.safe_embedding_lookup_sparse(_static([4, 3]), words, combiner=way)
         for way in ("sum", "mean", "sqrtn")
-    ], 0, 1),
-    "lookups without empty rows": (lambda ids: tf.nn.embedding_lookup_sparse(
-        _static([4, 3]), _filled(ids), None, combiner="mean"), 0, 1),
-    "weighted lookups": (lambda ids: tf.nn.embedding_lookup_sparse(
-        _static([4, 3]), _filled(ids), _as_weights(_filled(ids))), 0, 1),
-    "several rows of each example": (lambda ids: tf.nn.safe_embedding_lookup_sparse(
-        _static([4, 3]),
-        tf.sparse.reshape(_even(ids), [tf.shape(ids, tf.int64)[0], 2, 2])), 0, 1),
-    "segments": (lambda ids: [
-        f(tf.cast(_filled(ids).values, tf.float32), _filled(ids).indices[:, 0])
+    ]), 0, 1),
+    "lookups without empty rows": (_of_filled(
+        lambda words: tf.nn.embedding_lookup_sparse(_static([4, 3]), words, None)), 0, 1),
+    "weighted lookups": (_of_filled(lambda words: tf.nn.embedding_lookup_sparse(
+        _static([4, 3]), words, words.with_values(
+            tf.sqrt(tf.cast(words.values, tf.float32))))), 0, 1),
+    "several rows of each example": (_of_even(
+        lambda words: tf.nn.safe_embedding_lookup_sparse(
+            _static([4, 3]),
+            tf.sparse.reshape(words, [words.dense_shape[0], 2, 2]))[:, 0]), 0, 1),
+    "segments": (_of_filled(lambda words: [
+        f(tf.cast(words.values, tf.float32), words.indices[:, 0])
         for f in (tf.math.segment_sum, tf.math.segment_max, tf.math.segment_mean)
-    ], 0, 1),
-    "segments with a number": (lambda ids: tf.math.unsorted_segment_sum(
-        _even(ids).values, _even(ids).indices[:, 0], tf.shape(ids)[0]), 0, 1),
-    "products": (lambda ids: tf.sparse.sparse_dense_matmul(
-        tf.sparse.SparseTensor(
-            _even(ids).indices, tf.cast(_even(ids).values, tf.float32),
-            _even(ids).dense_shape),
-        _static([4, 2])), 0, 1),
-    "sums": (lambda ids: raw.SparseReduceSum(
-        input_indices=_even(ids).indices, input_values=_even(ids).values,
-        input_shape=_even(ids).dense_shape, reduction_axes=[1]), 0, 1),
+    ]), 0, 1),
+    "segments with a number": (_of_even(lambda words: tf.math.unsorted_segment_sum(
+        words.values, words.indices[:, 0], words.dense_shape[0])), 0, 1),
+    "products": (_of_even(lambda words: tf.sparse.sparse_dense_matmul(
+        words.with_values(tf.cast(words.values, tf.float32)), _static([4, 2]))), 0, 1),
+    "sums": (_of_even(lambda words: raw.SparseReduceSum(
+        input_indices=words.indices, input_values=words.values,
+        input_shape=words.dense_shape, reduction_axes=[1])), 0, 1),
     "words of texts": (_words_of_texts, 0, 1),
     "crossed column": (_crossed, 0, 1),
     "chosen examples": (lambda x, y: _in_place(
@@ -535,11 +532,11 @@ _OF_ENTRIES = {
 # Entries are of their examples, but no row is of one example alone.
 _ENTRIES = {
     "chosen examples": lambda x, y: tf.nn.softmax(tf.boolean_mask(x, y > 0)),
-    "values": lambda ids: tf.cast(_even(ids).values, tf.float32) * 2,
-    "places": lambda ids: _even(ids).indices,
-    "each once": lambda ids: tf.unique(_even(ids).values)[0],
-    "chosen entries": lambda ids: (
-        tf.sparse.retain(_even(ids), _even(ids).values > 1).values
+    "values": _of_even(lambda words: tf.cast(words.values, tf.float32) * 2),
+    "places": _of_even(lambda words: words.indices),
+    "each once": _of_even(lambda words: tf.unique(words.values)[0]),
+    "chosen entries": _of_even(
+        lambda words: tf.sparse.retain(words, words.values > 1).values
     ),
 }
 _MIXED |= {
@@ -549,13 +546,13 @@ _MIXED |= {
         tf.size(tf.where(y > 0)), tf.float32) * y,
     "as wide as the longest": lambda texts: tf.sparse.to_dense(
         v1.string_split(texts[:, 0]), default_value=""),
-    "last examples may be missing": lambda ids: tf.math.segment_sum(
-        _even(ids).values, _even(ids).indices[:, 0]),
+    "last examples may be missing": _of_even(
+        lambda words: tf.math.segment_sum(words.values, words.indices[:, 0])),
     "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
     "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
     "numbers of examples": lambda y: tf.cast(tf.where(y > 0), tf.float32) * 2,
-    "another number of examples": lambda ids: tf.sparse.to_dense(tf.SparseTensor(
-        _even(ids).indices, _even(ids).values, [8, 4])),
+    "another number of examples": _of_even(lambda words: tf.sparse.to_dense(
+        tf.SparseTensor(words.indices, words.values, [8, 4]))),
 }  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from tests.helpers.models.interception import cut, train
 from tests.helpers.oracles.rounded_products import DIGITS, round_products
 
 v1 = tf.compat.v1
-_random = np.random.default_rng(0)
 _EXAMPLES, _UPDATES = 32, 2
 
 
@@ -118,10 +117,11 @@ def _model_fn(network, digits):
 
 def _batches():
     def input_fn():
+        random = np.random.default_rng(0)
         for _ in range(_UPDATES):
-            x = _random.normal(size=[_EXAMPLES, 64]).astype(np.float32)
-            ids = _random.integers(0, 100, [_EXAMPLES, 16]).astype(np.int32)
-            yield {"x": x, "ids": ids}, _random.integers(0, 10, _EXAMPLES)
+            x = random.normal(size=[_EXAMPLES, 64]).astype(np.float32)
+            ids = random.integers(0, 100, [_EXAMPLES, 16]).astype(np.int32)
+            yield {"x": x, "ids": ids}, random.integers(0, 10, _EXAMPLES)
 
     shapes = {"x": [_EXAMPLES, 64], "ids": [_EXAMPLES, 16]}, [_EXAMPLES]
     types = {"x": tf.float32, "ids": tf.int32}, tf.int64

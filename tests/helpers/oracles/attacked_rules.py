@@ -359,6 +359,8 @@ class _Judge:
                 continue
             parts = [values[i][0] for values in alone]
             if state.distance is not None:
+                if state.distance.symbols:
+                    continue  # not known here
                 parts = [
                     _with_number(state, part, example)
                     for example, part in enumerate(parts)

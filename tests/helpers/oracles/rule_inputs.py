@@ -853,8 +853,10 @@ def _sparse_segments(a, kind):
     rows = tf.gather(table, unique.y)
     if a.happens(0.15):
         rows = tf.gather(table, raw.Unique(x=tf.reverse(values, [0])).y)
-    numbers = indices[:, a.one_of(0, 0, 0, 1)]
-    arguments = {"data": rows, "indices": unique.idx, "segment_ids": numbers}
+    numbers, places = indices[:, a.one_of(0, 0, 0, 1)], unique.idx
+    if a.happens(0.3):
+        rows, places = table, values
+    arguments = {"data": rows, "indices": places, "segment_ids": numbers}
     return _call(kind, **arguments, num_segments=shape[a.one_of(0, 0, 1)])
 
 
