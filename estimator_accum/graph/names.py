@@ -82,13 +82,12 @@ STATELESS = {
     "TruncatedNormal": (tf.random.stateless_truncated_normal, ["shape"]),
     "Multinomial": (tf.random.stateless_categorical, ["logits", "num_samples"]),
     "RandomGamma": (_gamma, ["shape", "alpha"]),
-    "RandomPoisson": (_poisson, ["shape", "rate"]),
     "RandomPoissonV2": (_poisson, ["shape", "rate"]),
     "RandomShuffle": (_shuffle, ["value"]),
 }
 # Draws for each number of a parameter: its type, and whether the shape is that of all.
 DRAWS_OF_PARAMETERS = {
-    **dict.fromkeys(("RandomGamma", "RandomPoisson", "RandomPoissonV2"), False),
+    **dict.fromkeys(("RandomGamma", "RandomPoissonV2"), False),
     **dict.fromkeys(("StatelessRandomGammaV2", "StatelessRandomGammaV3"), True),
     "StatelessRandomPoisson": True,
 }

@@ -11,7 +11,13 @@ with a distance. L, M = lists of entries.
 import tensorflow as tf
 
 from estimator_accum.rows.rules.dims import axes_of
-from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, NO_SHAPE, PLACE
+from estimator_accum.rows.rules.refusals import (
+    ALONG,
+    BY_VALUES,
+    NO_SHAPE,
+    PLACE,
+    SIZE,
+)
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
 from estimator_accum.rows.sizes import ONE, N, Size, count, product, sizes
 from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
@@ -57,6 +63,8 @@ def _shape(analysis, tensor: tf.Tensor, distance: Size) -> list[Size]:
         raise Mixed(NO_SHAPE)
     if value[0] != N * distance:
         raise Mixed("a sparse tensor has another number of examples")
+    if any(size.power for size in value[1:]):
+        raise Mixed(SIZE)
     return list(value)
 
 
@@ -103,11 +111,13 @@ def _cross(analysis, operation, states):
         if not _are_values_of(values, indices.of):
             raise Mixed(_OTHER)
         _shape(analysis, shape, ONE)
-    for tensor, state in inputs[3 * number :]:
-        is_scalar = state == FIXED and analysis.rank(tensor) == 0
-        is_dense = _are_rows(state) and state.span == ONE
-        if not (is_scalar or is_dense and analysis.rank(tensor) == 2):
+    rest = inputs[3 * number :]
+    dense = rest[: len(operation.get_attr("dense_types"))]
+    for tensor, state in dense:
+        if not (_are_rows(state) and state.span == ONE and analysis.rank(tensor) == 2):
             raise Mixed(ALONG)
+    if any(state != FIXED for _, state in rest[len(dense) :]):
+        raise Mixed(BY_VALUES)
     return _sparse(analysis, operation, ONE)
 
 
@@ -297,7 +307,6 @@ def _scatter(analysis, operation, states):
 
 @rule(
     *("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"),
-    *("SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2"),
     *("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"),
     "UnsortedSegmentProd",
     table=RULES_OF_ENTRIES,

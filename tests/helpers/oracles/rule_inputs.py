@@ -614,7 +614,7 @@ def _stateless(a, kind):
     return _call(kind, shape=a.sizes(a.shape(2)), **arguments)
 
 
-@_for("RandomGamma", "RandomPoisson", "RandomPoissonV2")
+@_for("RandomGamma", "RandomPoissonV2")
 @_for("StatelessRandomGammaV2", "StatelessRandomGammaV3", "StatelessRandomPoisson")
 def _random_by_parameters(a, kind):
     shape = a.shape(a.one_of(0, 1, 2, 3))
@@ -830,7 +830,6 @@ _SEGMENTS = ("Sum", "Mean", "Max", "Min", "Prod")
 
 
 @_for(*(f"Segment{name}" for name in _SEGMENTS))
-@_for("SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2")
 @_for(*(f"UnsortedSegment{name}" for name in _SEGMENTS if name != "Mean"))
 def _segments(a, kind):
     indices, values, shape = (_sparse if a.happens(0.3) else _filled)(a)
