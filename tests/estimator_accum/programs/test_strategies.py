@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import os
-import types
 
 import pytest
 import tensorflow as tf
 
+from distributed.main import PROGRAM as IMAGES
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.job import make_train_spec
+from estimator_accum.programs.inputs import Inputs
+from estimator_accum.programs.job import make_job, make_train_spec
 from estimator_accum.programs.launchers import read_cluster_of
 from estimator_accum.programs.progress import Progress
 from estimator_accum.programs.servers import StopAtUpdate
@@ -133,21 +134,15 @@ def test_parameter_server_without_a_cluster_is_alone():
     assert read_cluster_of("parameter_server", {}).is_alone
 
 
-def test_an_evaluator_stops_by_steps_and_a_worker_by_updates():
-    chief, evaluator = (
-        types.SimpleNamespace(
-            cluster=read_cluster_of(
-                "parameter_server",
-                _environment(task, chief=["c:1"], ps=["b:1"]),
-                may_evaluate=True,
-            )
-        )
-        for task in ("chief", "evaluator")
-    )
-    specs = [
-        make_train_spec(job, dict, Progress(40, 10, 0), 20, 15, Watchdog(60, "it"))
-        for job in (chief, evaluator)
-    ]
+def test_an_evaluator_stops_by_steps_and_a_worker_by_updates(tmp_path):
+    settings = IMAGES.settings(output_dir=str(tmp_path))
+    specs = []
+    for task in ("chief", "evaluator"):
+        variables = _environment(task, chief=["c:1"], ps=["b:1"])
+        cluster = read_cluster_of("parameter_server", variables, may_evaluate=True)
+        job = make_job(Inputs(settings, cluster, None, None, "checksum"), 2)
+        watchdog = Watchdog(60, "it")
+        specs.append(make_train_spec(job, dict, Progress(40, 10, 0), 20, 15, watchdog))
     assert [spec.max_steps for spec in specs] == [None, 60]
     counts = [sum(isinstance(h, StopAtUpdate) for h in spec.hooks) for spec in specs]
     assert counts == [1, 0]
