@@ -84,7 +84,7 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
     hooks = list(run.hooks)
-    if run.cluster.is_chief:
+    if run.cluster.is_alone:  # a cluster's chief writes earlier, for the other tasks
         hooks.append(_SettingsHook(run))
     if not run.cluster.is_alone:
         _train_in_cluster(run, estimator, _input_fn(run, progress), progress, hooks)
