@@ -5,6 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.linear import keeps_precision
+from estimator_accum.graph.lookups import has_one_slice_a_row
 from estimator_accum.graph.names import PRODUCTS
 
 NORM = "_for_norm"  # suffix of copies that compute a norm of slices
@@ -14,13 +15,13 @@ class Slices(NamedTuple):
     """Uses of slices by the operations of a change.
 
     Attributes:
-        gradients: The sparse gradient whose slices a tensor has, by its name; None for
-            their squares.
-        norms: Names of operations that sum the squares of all slices.
-        with_norm: The sparse gradients whose norm is taken.
+        tensors: Names of the tensors that hold slices, or their squares, of `with_norm`.
+        norms: Names of operations that sum the squares of their slices.
+        with_norm: The sparse gradients whose norm is taken, and of which a batch has
+            several slices in a row.
     """
 
-    gradients: dict[str, tf.IndexedSlices | None]
+    tensors: set[str]
     norms: set[str]
     with_norm: list[tf.IndexedSlices]
 
@@ -35,10 +36,11 @@ def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
     """
     sparse = [g for g in accumulated if isinstance(g, tf.IndexedSlices)]
     waiting = [(gradient.values, False, gradient) for gradient in sparse]
-    by_tensor, norms, with_norm = {}, set(), {}
+    by_tensor, owners, norms, with_norm = {}, {}, set(), {}
     while waiting:
         tensor, is_squared, gradient = waiting.pop()
         by_tensor[tensor.name] = None if is_squared else gradient
+        owners[tensor.name] = gradient.values.name
         for user in tensor.consumers():
             if user not in operations:
                 continue
@@ -46,8 +48,9 @@ def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
             if kind is None:
                 _refuse(user, gradient)
             if kind == "norm":
-                norms.add(user.name)
-                with_norm[gradient.values.name] = gradient
+                if not _has_single_rows(gradient):
+                    norms.add(user.name)
+                    with_norm[gradient.values.name] = gradient
             elif kind != "dense":
                 waiting.append((user.outputs[0], kind == "squares", gradient))
     for gradient in sparse:
@@ -60,19 +63,20 @@ def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
             origin = by_tensor.get(gradient.values.name)
             if origin is None or origin is not indices.get(gradient.indices.name):
                 _refuse(gradient.values.op, gradient)
-    return Slices(by_tensor, norms, list(with_norm.values()))
+    tensors = {name for name, owner in owners.items() if owner in with_norm}
+    return Slices(tensors, norms, list(with_norm.values()))
 
 
 def add_norms(definition, slices: Slices) -> None:
     """Adds copies to a definition, which compute norms of slices by themselves."""
 
     def renamed(name: str) -> str:
-        if name not in slices.gradients:
+        if name not in slices.tensors:
             return name
         operation, number = name.rsplit(":", 1)
         return f"{operation}{NORM}:{number}"
 
-    computed = {name.rsplit(":", 1)[0] for name in slices.gradients}
+    computed = {name.rsplit(":", 1)[0] for name in slices.tensors}
     for node in list(definition.node) if slices.norms else ():
         if node.name in computed:
             twin = definition.node.add()
@@ -84,6 +88,19 @@ def add_norms(definition, slices: Slices) -> None:
             continue
         inputs = [renamed(name) for name in node.input]
         twin.input[:] = inputs
+
+
+def _has_single_rows(gradient: tf.IndexedSlices) -> bool:
+    """Returns whether the norm of slices is that of the rows of a window."""
+    is_single = has_one_slice_a_row(gradient)
+    if is_single is None:
+        raise ValueError(
+            "The norm of a sparse gradient must be of one kind of look-up: one slice for "
+            "each row, as by tf.nn.embedding_lookup_sparse, or one for each look-up, as "
+            f"by tf.gather. Received: {gradient.values.name}, of both or of another "
+            "kind. Make the gradient dense first, by tf.convert_to_tensor."
+        )
+    return is_single
 
 
 def _refuse(operation: tf.Operation, gradient: tf.IndexedSlices) -> None:

@@ -44,6 +44,7 @@ def create_plan(
         state=state,
         num_replicas=strategy.num_replicas_in_sync,
         replica_divisor=micro_batch.replica_divisor,
+        are_slices=micro_batch.are_slices,
         is_observed=True,
         stop_request=stop_request,
     )

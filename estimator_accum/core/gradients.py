@@ -55,22 +55,22 @@ def half_squared_norms(
 
 
 def global_norm(
-    gradients: list[Gradient], halves: tf.Tensor, half_of_slices: tf.Tensor | None
+    halves: tf.Tensor, half_of_slices: tf.Tensor | None, are_slices: list[bool] = ()
 ) -> tf.Tensor:
     """Returns the norm of all gradients together, a scalar.
 
     Args:
-        gradients: Tensors or `IndexedSlices`.
         halves: Their `half_squared_norms`.
-        half_of_slices: Sum of `half_squared_norms` of the slices from which the sparse
+        half_of_slices: Sum of `half_squared_norms` of the slices from which sparse
             gradients were summed, to count in place of theirs; None counts theirs.
+        are_slices: Whether each gradient is one of these.
     """
     half = tf.reduce_sum(halves)
     if half_of_slices is not None:
-        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
+        others = [i for i, is_of_slices in enumerate(are_slices) if not is_of_slices]
         half = half_of_slices
-        if dense:
-            half += tf.reduce_sum(tf.gather(halves, dense))
+        if others:
+            half += tf.reduce_sum(tf.gather(halves, others))
     return tf.sqrt(half * tf.constant(2.0, halves.dtype))
 
 

@@ -1,5 +1,6 @@
 """The terms that one replica adds to its sums in one micro-step."""
 
+import itertools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.gradients import Gradient, half_squared_norms
 from estimator_accum.core.options import Options
 from estimator_accum.core.replica_divisor import replica_divisor_of
+from estimator_accum.graph.lookups import has_one_slice_a_row
 
 
 class MicroBatch(NamedTuple):
@@ -29,6 +31,7 @@ class MicroBatch(NamedTuple):
             no cluster: another number of replicas may resume a checkpoint's.
         change: Code between the mean and the optimizer; None if there is none.
         device: Device of the task that computes the gradients; empty outside clusters.
+        are_slices: Whether the norm of each gradient is that of its slices.
     """
 
     gradients: list[Gradient]
@@ -39,6 +42,7 @@ class MicroBatch(NamedTuple):
     replica_divisor: float = 1
     change: Change | None = None
     device: str = ""
+    are_slices: list[bool] = ()
 
 
 def makes_mean(clock: Clock) -> bool:
@@ -111,8 +115,9 @@ def micro_batch_of(
         square *= tf.square(undivided)
         scale = undivided if scale is None else factor * undivided
         replica_divisor = 1
+    are_slices = _are_slices(options, gradients)
     if options.sparse_norm == "slices":
-        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        sparse = list(itertools.compress(gradients, are_slices))
         sums["slices"] = tf.reduce_sum(_of_slices(sparse, square))
     if change is not None and change.with_norm:
         halves = tf.unstack(_of_slices(change.with_norm, square))
@@ -125,7 +130,26 @@ def micro_batch_of(
         sums=sums,
         replica_divisor=replica_divisor,
         change=change,
+        are_slices=are_slices,
     )
+
+
+def _are_slices(options: Options, gradients: list[Gradient]) -> list[bool]:
+    """Returns whether the norm of each gradient is that of its slices."""
+    if options.sparse_norm != "slices":
+        return [False] * len(gradients)
+    are_slices = []
+    for gradient in gradients:
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        is_single = has_one_slice_a_row(gradient) if is_sparse else True
+        if is_single is None:
+            raise ValueError(
+                "`sparse_norm='slices'` must not be used for an embedding that is looked "
+                "up in several ways, or by places of no example. Received: "
+                f"{gradient.values.name}. Leave `sparse_norm` out."
+            )
+        are_slices.append(not is_single)
+    return are_slices
 
 
 def _squares(

@@ -24,6 +24,7 @@ class Plan(NamedTuple):
             reads, and a NaN in their loss may be an unknown one.
         stop_request: Placeholder, fed with 1.0 if this task of a cluster should stop;
             None outside clusters.
+        are_slices: Whether the norm of each gradient is that of its slices.
     """
 
     options: Options
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     replica_divisor: float
     is_observed: bool
     stop_request: tf.Tensor | None = None
+    are_slices: list[bool] = ()
 
     @property
     def policy(self) -> Policy:

@@ -77,7 +77,8 @@ def make_accumulating_train_op(
         sparse_norm: Norm that `clip_norm` limits, if a row of an embedding is looked up
             twice. "rows": the true norm, of each row's total gradient. "slices": the
             norm of all look-ups separately, as tf.clip_by_global_norm computes it for
-            `IndexedSlices`; code that clips so keeps its weights.
+            `IndexedSlices`; code that clips so keeps its weights. An embedding that
+            `embedding_lookup_sparse` looks up has one slice a row, so both are the same.
         on_nonfinite: Policy for a micro-batch whose gradients or loss are NaN or
             infinite. "raise": the micro-step fails with the variables' names, and
             nothing is accumulated. "skip_micro_batch": the window takes another

@@ -420,7 +420,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         factor = _mean(plan, divisor, _divisor_of(scalars))
     if plan.options.noise_scale:
         halves = half_squared_norms(gradients, weight.dtype, is_summed)
-        norm = global_norm(gradients, halves, None)
+        norm = global_norm(halves, None)
         scalars["mean_norm"] = norm if factor is None else norm * factor
     if change is not None:
         gradients = _changed_mean(change, sums, factor)
@@ -465,7 +465,7 @@ def _check(
     has_slices = plan.options.sparse_norm == "slices"
     halves = half_squared_norms(gradients, weight.dtype, is_summed or has_slices)
     slices = scalars["slices"] if is_summed and has_slices else None
-    norm = global_norm(gradients, halves, slices)
+    norm = global_norm(halves, slices, plan.are_slices)
     terms = [weight] if loss is None or not plan.is_observed else [weight, loss]
     values = CheckedValues(names, _number(plan), gradients, terms)
     are_sums_checked = is_summed and plan.num_replicas == 1

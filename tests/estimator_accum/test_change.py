@@ -658,7 +658,8 @@ class _Parts:
         table = v1.get_variable("table", [5, 3], initializer=v1.ones_initializer())
         w = v1.get_variable("w", [3], initializer=v1.ones_initializer())
         self.variables = [table, w]
-        self.hidden = self.x + tf.gather(table, [0, 1, 0])
+        words = v1.placeholder_with_default([0, 1, 0], [3])
+        self.hidden = self.x + tf.gather(table, words)
         self.drawn = tf.random.uniform([], name="drawn")
         self.loss = tf.reduce_mean(self.drawn * tf.linalg.matvec(self.hidden, w))
         self.optimizer = AccumulatingOptimizer(sgd(), 2, **options)

@@ -19,6 +19,11 @@ import tensorflow as tf
 from estimator_accum.core.gradients import cast
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.internals import set_input
+from estimator_accum.graph.lookups import (
+    are_distinct,
+    joined_tensors,
+    source_of_places,
+)
 from estimator_accum.graph.walks import data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.gradient_sums import SliceSum, add_to_sums
@@ -106,7 +111,7 @@ def _replace_norms(
 def _pieces(batch: WholeBatch, gradient: tf.IndexedSlices) -> list[Piece]:
     """Returns the slices of each lookup of a variable."""
     values, indices = [gradient.values], [gradient.indices]
-    parts = [_joined_tensors(tensor) for tensor in (values[0], indices[0])]
+    parts = [joined_tensors(tensor) for tensor in (values[0], indices[0])]
     if len(parts[0]) == len(parts[1]):
         values, indices = parts
     view = View(batch, indices)
@@ -114,24 +119,11 @@ def _pieces(batch: WholeBatch, gradient: tf.IndexedSlices) -> list[Piece]:
     return [Piece(*pair, _kind(view, pair[1])) for pair in pairs]
 
 
-def _joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the tensors that are joined along the first axis; one that is not, alone."""
-    operation = tensor.op
-    if operation.type == "ConcatV2":
-        *tensors, axis = operation.inputs
-        if tf.get_static_value(axis) == 0:
-            return list(tensors)
-    return [tensor]
-
-
 def _kind(view: View, indices: tf.Tensor) -> str:
     """Returns how slices of micro-batches become those of the batch."""
     if view.state(indices).kind == "fixed":
         return "fixed"
-    operation, place = indices.op, indices.value_index
-    while operation.type in {*_PASSING, "Reshape"}:
-        operation, place = operation.inputs[0].op, operation.inputs[0].value_index
-    return "distinct" if operation.type == "Unique" and not place else "joined"
+    return "distinct" if are_distinct(source_of_places(indices)) else "joined"
 
 
 def _keep_slices(

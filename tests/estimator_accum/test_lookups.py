@@ -1,0 +1,131 @@
+"""Norms of an embedding's slices are those of the batch at once, however it is looked up.
+
+B = 4 examples of a micro-batch, 4 micro-batches, T = 3 words of a text.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
+
+v1 = tf.compat.v1
+_random = np.random.default_rng(0)
+_WORDS = _random.integers(0, 5, (48, 3))
+_TARGETS = _random.normal(size=48)
+_TABLES = [_random.normal(size=(5, 2)) for _ in "12"]
+_STEPS, _CLIP = 4, 0.3
+
+
+def _looked_up_once(tables, words):
+    shape = tf.shape(words, tf.int64)
+    rows, columns = tf.meshgrid(tf.range(shape[0]), tf.range(shape[1]), indexing="ij")
+    places = tf.stack([tf.reshape(rows, [-1]), tf.reshape(columns, [-1])], 1)
+    ids = tf.SparseTensor(places, tf.reshape(words, [-1]), shape)
+    return tf.nn.embedding_lookup_sparse(tables[0], ids, None, combiner="mean")
+
+
+def _positions(tables, words):
+    rows = tf.gather(tables[0], tf.range(tf.shape(words)[1]))
+    return tf.reduce_mean(rows * tf.cast(words, rows.dtype)[..., None], 1)
+
+
+_LOOKUPS = {
+    "once": _looked_up_once,
+    "each": lambda tables, words: tf.reduce_mean(tf.gather(tables[0], words), 1),
+    "positions": _positions,
+    "two tables": lambda tables, words: (
+        _looked_up_once(tables[:1], words) + tf.gather(tables[1], words[:, 0])
+    ),
+}
+_UNKNOWN = {
+    "both": lambda tables, words: (
+        _looked_up_once(tables, words) + tf.gather(tables[0], words[:, 0])
+    ),
+    "twice once": lambda tables, words: (
+        _looked_up_once(tables, words) + _looked_up_once(tables, words[:, :1])
+    ),
+    "repeated positions": lambda tables, words: (
+        tf.reduce_mean(tf.gather(tables[0], [0, 1, 0]))
+        * tf.cast(words[:, :2], tf.float64)
+    ),
+    "in a function": lambda tables, words: tf.function(
+        lambda words: _looked_up_once(tables, words)
+    )(words),
+}
+
+
+def _clip_all(gradients):
+    return tf.clip_by_global_norm(gradients, _CLIP)[0]
+
+
+def _clip_each(gradients):
+    return [tf.clip_by_norm(gradient, _CLIP) for gradient in gradients]
+
+
+def _train(make_train_op, lookup, size: int) -> list[np.ndarray]:
+    """Returns the tables after batches of as many examples."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        words = v1.placeholder(tf.int64, [None, 3])
+        targets = v1.placeholder(tf.float64, [None])
+        tables = [
+            v1.get_variable(f"table_{i}", initializer=table, use_resource=True)
+            for i, table in enumerate(_TABLES)
+        ]
+        v1.train.get_or_create_global_step()
+        found = lookup(tables, words)
+        loss = tf.reduce_mean((tf.reduce_sum(found, 1) - 3 * targets) ** 2)
+        train_op = make_train_op(loss)
+        session.run(v1.global_variables_initializer())
+        for begin in range(0, len(_WORDS), size):
+            part = slice(begin, begin + size)
+            session.run(train_op, {words: _WORDS[part], targets: _TARGETS[part]})
+        return session.run(tables)
+
+
+def _descent():
+    return v1.train.GradientDescentOptimizer(0.5)
+
+
+def _changed_by(clip, optimizer):
+    def make(loss):
+        gradients, variables = zip(*_pairs(optimizer.compute_gradients(loss)))
+        return optimizer.apply_gradients(zip(clip(gradients), variables))
+
+    return make
+
+
+def _pairs(pairs):
+    return [
+        (gradient, variable) for gradient, variable in pairs if gradient is not None
+    ]
+
+
+def _clipped_by_slices(loss):
+    return make_accumulating_train_op(
+        loss, _descent(), _STEPS, clip_norm=_CLIP, sparse_norm="slices"
+    )
+
+
+@pytest.mark.parametrize("name", _LOOKUPS)
+@pytest.mark.parametrize("clip", [_clip_all, _clip_each])
+def test_a_norm_of_slices_is_that_of_the_batch_at_once(name, clip):
+    expected = _train(_changed_by(clip, _descent()), _LOOKUPS[name], 16)
+    ours = AccumulatingOptimizer(_descent(), _STEPS)
+    trained = [_train(_changed_by(clip, ours), _LOOKUPS[name], 4)]
+    if clip is _clip_all:
+        trained.append(_train(_clipped_by_slices, _LOOKUPS[name], 4))
+    for tables in trained:
+        np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", _UNKNOWN)
+def test_a_norm_of_slices_of_several_kinds_is_refused(name):
+    ours = AccumulatingOptimizer(_descent(), _STEPS)
+    with pytest.raises(ValueError, match="must be of one kind of look-up"):
+        _train(_changed_by(_clip_all, ours), _UNKNOWN[name], 4)
+    with pytest.raises(
+        ValueError, match="must not be used for an embedding that is lo"
+    ):
+        _train(_clipped_by_slices, _UNKNOWN[name], 4)
