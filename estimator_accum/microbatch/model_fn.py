@@ -6,6 +6,7 @@ over the micro-batches i of one batch. As before, one `session.run(train_op)` is
 batch of input_fn, one update and one `global_step`.
 """
 
+import functools
 import inspect
 import os
 import re
@@ -371,7 +372,13 @@ def _with_arguments(model_fn: Callable, values: dict) -> Callable:
 
 
 def _arguments(model_fn: Callable) -> list[str]:
-    return list(inspect.signature(model_fn).parameters)
+    """Returns names of arguments that Estimator passes: not bound, not keyword-only."""
+    if isinstance(model_fn, functools.partial):
+        names = _arguments(model_fn.func)[len(model_fn.args) :]
+        return [name for name in names if name not in model_fn.keywords]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = inspect.signature(model_fn).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is kind]
 
 
 def _like(model_fn: Callable, wrapped: Callable) -> Callable:

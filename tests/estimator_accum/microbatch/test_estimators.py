@@ -1,7 +1,10 @@
 """Estimators that train in micro-batches have the weights of the batch."""
 
+import functools
+
 import pytest
 import tensorflow as tf
+from tensorflow.python.util import function_utils
 
 from estimator_accum import AccumulatingOptimizer, get_windows, microbatch_model_fn
 from tests.helpers.models.microbatch_runs import (
@@ -286,3 +289,42 @@ def test_sparse_gradients_are_the_batchs(optimizer, tolerance, tmp_path):
         folder = tmp_path / str(count)
         ours = train_in_micro_batches(model_fn, folder, micro_batches=count, **options)
         assert difference(ours, theirs) <= max(tolerance, 1e-6 * (count > 1))
+
+
+def _with_all(features, labels, mode, params=None, config=None):
+    return {"params": params, "config": config}
+
+
+class _Model:
+    def method(self, features, labels, mode, params):
+        return {"params": params}
+
+    def __call__(self, features, labels, mode, config, params="own"):
+        return {"params": params, "config": config}
+
+
+_FORMS = {
+    "function": _with_all,
+    "bound params": functools.partial(_with_all, params="own"),
+    "bound config": functools.partial(_with_all, config="own"),
+    "method": _Model().method,
+    "object": _Model(),
+    "bound object": functools.partial(_Model(), config="own"),
+    "keyword only": lambda features, labels, mode, *, params="own": {"params": params},
+    "keywords": lambda features, labels, mode, **others: others,
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", _FORMS)
+def test_a_model_fn_gets_the_arguments_that_its_estimator_passes(name):
+    values = {"params": "theirs", "config": "theirs"}
+    names = function_utils.fn_args(_FORMS[name])
+    taken = {key: value for key, value in values.items() if key in names}
+    expected = _FORMS[name](
+        features=1, labels=2, mode=tf.estimator.ModeKeys.EVAL, **taken
+    )
+    wrapped = microbatch_model_fn(_FORMS[name], 2)
+    names = function_utils.fn_args(wrapped)
+    taken = {key: value for key, value in values.items() if key in names}
+    assert wrapped(1, 2, tf.estimator.ModeKeys.EVAL, **taken) == expected
