@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from estimator_accum import __version__
+from estimator_accum.programs.folder import fault_of_place
 from estimator_accum.programs.numerals import parse_integer, parse_number
 from estimator_accum.programs.program import discard_stdout, show
 from estimator_accum.programs.sentences import missing_package, path_sentence
@@ -67,7 +68,7 @@ class OneSentenceParser(argparse.ArgumentParser):
 
     def add_folder(self, name: str, what: str, **options) -> None:
         """Adds a flag that names a folder."""
-        options |= {"type": pathlib.Path, "metavar": "DIR", "help": what}
+        options |= {"type": _local_path, "metavar": "DIR", "help": what}
         self.add_argument(f"--{name}", **options)
 
     def add_numbers(self, *rows: tuple[str, float, str]) -> None:
@@ -105,6 +106,12 @@ class OneSentenceParser(argparse.ArgumentParser):
         if not message.endswith("?"):
             message = f"{message.rstrip('.')}. See --help."
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _local_path(text: str) -> pathlib.Path:
+    if fault := fault_of_place(text):
+        raise argparse.ArgumentTypeError(fault)
+    return pathlib.Path(text)
 
 
 def count(text: str) -> int:

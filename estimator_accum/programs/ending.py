@@ -16,6 +16,7 @@ from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.programs.folder import OtherRunError
 from estimator_accum.programs.lock import LockedFolderError
+from estimator_accum.programs.progress import DamagedCheckpointError
 from estimator_accum.programs.watchdog import LostTaskError
 
 _INTERRUPTED = 130
@@ -83,7 +84,7 @@ def _stopped(output_dir: str) -> str:
 
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     """Returns a sentence for an error that the user can fix; None for any other."""
-    if isinstance(error, LockedFolderError | OtherRunError):
+    if isinstance(error, LockedFolderError | OtherRunError | DamagedCheckpointError):
         return str(error)
     if is_of_full_disk(error):
         latest = remove_unfinished(output_dir)
@@ -104,6 +105,13 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
         )
     if isinstance(error, ValueError) and is_out_of_memory(error.__cause__):
         return " ".join(str(error).split())  # "auto" has no finer cut
+    if isinstance(error, tf.errors.DataLossError) and "RestoreV2" in str(error):
+        return (
+            "Checkpoints must be whole. Received: "
+            f"{error.message.splitlines()[0].rstrip('.')}. If it is the last one of "
+            f"{output_dir}, name an older one as model_checkpoint_path in "
+            f"{pathlib.Path(output_dir, 'checkpoint')}, or use another --output_dir."
+        )
     if isinstance(error, tf.errors.InvalidArgumentError):
         received = what_was_not_finite(error)
         if received is not None:

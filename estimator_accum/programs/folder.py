@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -43,6 +44,8 @@ def check_output_dir(
         files: Names that must not be folders.
         folders: Names that must not be files.
     """
+    if fault := fault_of_place(output_dir):
+        raise ValueError(f"`--output_dir` {fault}")
     folder = pathlib.Path(output_dir)
     place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     fault = "is not a folder" if not place.is_dir() else "cannot be written to"
@@ -54,6 +57,17 @@ def check_output_dir(
     for name in folders:
         if (folder / name).exists() and not (folder / name).is_dir():
             raise ValueError(_unfit(folder, f"{folder / name} is not a folder"))
+
+
+def fault_of_place(path: str | os.PathLike) -> str | None:
+    """Returns a sentence about a path that would make a folder named `gs:` or `~`."""
+    path = os.fspath(path)
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/|~", path):
+        return None
+    return (
+        f"must be a path of this machine, without ~. Received: {path}. Use $HOME for ~, "
+        "and mount other storage, or copy the folder there."
+    )
 
 
 def _unfit(folder: str | os.PathLike, fault: str) -> str:

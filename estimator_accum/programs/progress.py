@@ -2,12 +2,17 @@
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import re
 from typing import NamedTuple
 
 import tensorflow as tf
+
+
+class DamagedCheckpointError(ValueError):
+    """The last checkpoint of a folder is not whole, or no file names it."""
 
 
 class Progress(NamedTuple):
@@ -25,14 +30,63 @@ class Progress(NamedTuple):
 
 
 def read_progress(output_dir: str) -> Progress:
-    """Returns the progress at the folder's last checkpoint; all 0 without one."""
+    """Returns the progress at the folder's last checkpoint; all 0 without one.
+
+    Raises:
+        DamagedCheckpointError: If the checkpoint is damaged, shorter than its index says,
+            or not named by the folder's `checkpoint` file.
+    """
     path = latest_checkpoint(output_dir)
     if path is None:
         return Progress(0, 0, 0)
+    try:
+        return _read(path)
+    except Exception as error:
+        raise DamagedCheckpointError(_damage(output_dir, path, error)) from error
+
+
+def _read(path: str) -> Progress:
     reader = tf.train.load_checkpoint(path)
+    types, shapes = (
+        reader.get_variable_to_dtype_map(),
+        reader.get_variable_to_shape_map(),
+    )
+    num_bytes = sum(
+        math.prod(shape) * types[name].size
+        for name, shape in shapes.items()
+        if types[name].is_numpy_compatible and types[name] != tf.string
+    )
+    folder, name = os.path.split(path)
+    sizes = [
+        tf.io.gfile.stat(os.path.join(folder, file)).length
+        for file in tf.io.gfile.listdir(folder)
+        if file.startswith(f"{name}.data-")
+    ]
+    if sum(sizes) < num_bytes:
+        raise ValueError(f"{sum(sizes):,} bytes of data, not {num_bytes:,}")
     names = ("global_step", "update_step", "accumulation/micro_steps")
     return Progress(
         *(int(reader.get_tensor(n)) if reader.has_tensor(n) else 0 for n in names)
+    )
+
+
+def _damage(output_dir: str, path: str, error: Exception) -> str:
+    """Returns the sentence about a damaged checkpoint, with a whole one to resume from."""
+    whole = None
+    for index in pathlib.Path(output_dir).glob("model.ckpt-*.index"):
+        with contextlib.suppress(Exception):
+            step = _read(str(index.with_suffix(""))).global_step
+            whole = max(whole or (0, ""), (step, index.stem))
+    again = "Use another --output_dir."
+    if whole:
+        again = (
+            f"To resume from {whole[1]}, write it as model_checkpoint_path in "
+            f"{pathlib.Path(output_dir, 'checkpoint')}; or use another --output_dir."
+        )
+    return (
+        "The last checkpoint in `--output_dir` must be whole. Received: "
+        f"{path}, whose .index or .data file is missing, short or damaged "
+        f"({' '.join(str(error).split())[:200]}). {again}"
     )
 
 
@@ -40,11 +94,11 @@ def ends_at(output_dir: str | os.PathLike, update: int) -> bool:
     """Returns whether the folder's last checkpoint is behind this update.
 
     With parameter servers, workers may end with some updates more.
+
+    Raises:
+        DamagedCheckpointError: As `read_progress` does.
     """
-    try:
-        progress = read_progress(str(output_dir))
-    except tf.errors.OpError:  # damaged
-        return False
+    progress = read_progress(str(output_dir))
     return progress.update >= update and progress.micro_step == 0
 
 
@@ -52,9 +106,9 @@ def latest_checkpoint(output_dir: str) -> str | None:
     """Returns the latest checkpoint of the folder's run; None for a new run.
 
     Raises:
-        ValueError: If there are checkpoints, but the folder's `checkpoint` file, which
-            names the latest one, is missing or damaged: training must not start again
-            and overwrite them.
+        DamagedCheckpointError: If there are checkpoints, but the folder's `checkpoint`
+            file, which names the latest one, is missing or damaged: training must not
+            start again and overwrite them.
     """
     path = None
     with _silent_tensorflow(), contextlib.suppress(ValueError):  # not a text file
@@ -66,7 +120,7 @@ def latest_checkpoint(output_dir: str) -> str | None:
         if re.match(r"model\.ckpt-[1-9]\d*\.", file.name)
     ]
     if path is None and checkpoints:
-        raise ValueError(
+        raise DamagedCheckpointError(
             "`--output_dir` must be new or hold a whole run. Received: "
             f"{output_dir}, with {checkpoints[-1]}, but its file `checkpoint` names no "
             "checkpoint that is there. Use another --output_dir, or correct that "

@@ -1,10 +1,11 @@
 """Report to a CSV file."""
 
 import csv
+import io
 import math
 import os
-import pathlib
 
+from estimator_accum.reports import _files
 from estimator_accum.reports._report import Report, Update
 
 
@@ -16,7 +17,8 @@ class CsvReport(Report):
     Unknown values are empty.
 
     Args:
-        folder: Folder of the file; created if it does not exist.
+        folder: Folder of the file; created if it does not exist. An address such as
+            gs://bucket/run is written by `tf.io.gfile`.
         unit: Unit of the weights, e.g. "examples".
         name: Name of a further train op of the graph: its file is
             `train_metrics_<name>.csv`.
@@ -29,7 +31,7 @@ class CsvReport(Report):
         name: str | None = None,
     ):
         suffix = f"_{name.replace('/', '_')}" if name else ""
-        self._path = pathlib.Path(folder) / f"train_metrics{suffix}.csv"
+        self._path = _files.path_in(folder, f"train_metrics{suffix}.csv")
         self._unit = unit
         self._columns = [
             "update_step",
@@ -47,15 +49,10 @@ class CsvReport(Report):
 
     def open(self, update_step: int) -> None:
         """Opens the file after `update_step`; drops rows of later updates, now lost."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         rows = self._rows_until(update_step)
         self._weight = self._weight_of(rows)
-        partial = self._path.with_suffix(".partial")
-        with open(partial, "w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        partial.replace(self._path)
+        header = dict(zip(self._columns, self._columns, strict=True))
+        _files.write(self._path, self._text([header, *rows]))
 
     def weight_until(self, update_step: int) -> float:
         """Returns the weight of all updates until `update_step`, as the file has it."""
@@ -74,10 +71,10 @@ class CsvReport(Report):
         return float(rows[-1][self._unit]) if rows else 0.0
 
     def _rows_until(self, update_step: int) -> list[dict]:
-        if not os.path.lexists(self._path):
+        if not _files.exists(self._path):
             return []
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = _files.read(self._path)
             # A killed run may have left half a line.
             lines = text[: text.rfind("\n") + 1].splitlines()
             header, *rows = list(csv.reader(lines)) or [self._columns]
@@ -105,5 +102,9 @@ class CsvReport(Report):
             "global_step": update.global_step,
             self._unit: f"{self._weight:.9g}",
         }
-        with open(self._path, "a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        _files.append(self._path, self._text([row]))
+
+    def _text(self, rows: list[dict]) -> str:
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, self._columns).writerows(rows)
+        return text.getvalue()

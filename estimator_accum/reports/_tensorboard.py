@@ -2,8 +2,8 @@
 
 import math
 import os
-import pathlib
 
+from estimator_accum.reports import _files
 from estimator_accum.reports._csv import CsvReport
 from estimator_accum.reports._report import Report, Update
 
@@ -33,7 +33,7 @@ class TensorBoardReport(Report):
         micro_batch_size: int | None = None,
         name: str | None = None,
     ):
-        self._folder = str(pathlib.Path(folder))
+        self._folder = _files.path_in(folder)
         self._table = CsvReport(folder, unit, name)
         self._unit = unit
         self._micro_batch_size = micro_batch_size

@@ -2,8 +2,9 @@
 
 import importlib
 import os
-import pathlib
 import types
+
+from estimator_accum.reports import _files
 
 
 def import_package(name: str) -> types.ModuleType:
@@ -32,17 +33,14 @@ class KeptRunId:
     """
 
     def __init__(self, folder: str | os.PathLike, tracker: str):
-        self._path = pathlib.Path(folder) / f"{tracker}_run_id.txt"
+        self._path = _files.path_in(folder, f"{tracker}_run_id.txt")
 
     def read(self) -> str | None:
         """Returns the id; None if there is none yet."""
-        if not self._path.exists():
+        if not _files.exists(self._path):
             return None
-        return self._path.read_text(encoding="utf-8").strip() or None
+        return _files.read(self._path).strip() or None
 
     def write(self, run_id: str) -> None:
         """Keeps the id."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(f"{run_id}\n", encoding="utf-8")
-        partial.replace(self._path)
+        _files.write(self._path, f"{run_id}\n")

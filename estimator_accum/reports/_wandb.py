@@ -1,15 +1,18 @@
 """Report to Weights & Biases."""
 
 import os
-import pathlib
 from typing import Any
 
+from estimator_accum.reports import _files
 from estimator_accum.reports._report import Report, Update
 from estimator_accum.reports._tracking import KeptRunId, import_package
 
 
 class WandbReport(Report):
-    """History of a Weights & Biases run, at step `update_step`; `pip install wandb`.
+    """History of a Weights & Biases run by `update_step`; `pip install wandb`.
+
+    `update_step` is the x axis of the values (`define_metric`), so that logs of your own
+    may have any other step.
 
     The run is the current one if there is one (`wandb.init()` before training);
     otherwise the one whose id `wandb_run_id.txt` in the folder keeps, so a resumed
@@ -24,7 +27,7 @@ class WandbReport(Report):
     """
 
     def __init__(self, folder: str | os.PathLike, **options: Any):
-        self._folder = pathlib.Path(folder)
+        self._folder = _files.path_in(folder)
         self._kept = KeptRunId(folder, "wandb")
         self._options = options
         self._run = None
@@ -40,19 +43,29 @@ class WandbReport(Report):
         wandb = import_package("wandb")
         self._run = wandb.run
         if self._run is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            options = {"dir": str(self._folder)}
+            options = {}
+            if "://" not in self._folder:  # elsewhere W&B's files stay on this machine
+                os.makedirs(self._folder, exist_ok=True)
+                options["dir"] = self._folder
             if kept := self._kept.read():
                 options |= {"id": kept, "resume": "allow"}
             self._run = wandb.init(**options | self._options)
             self._is_own_run = True
         self._kept.write(self._run.id)
+        self._last_update = self._run.summary.get("update_step") or 0
+        self._defined = set()
 
     def write(self, update: Update) -> None:
         """Records one update."""
-        if update.update_step >= self._run.step:
-            # Otherwise W&B holds the values back until the next update.
-            self._run.log(update.known_values(), step=update.update_step, commit=True)
+        if update.update_step <= self._last_update:
+            return
+        values = update.known_values()
+        for name in values.keys() - self._defined - {"update_step"}:
+            self._run.define_metric(name, step_metric="update_step")
+            self._defined.add(name)
+        # W&B's own step counts all logs; `step` would drop an update behind the user's.
+        self._run.log(values, commit=True)
+        self._last_update = update.update_step
 
     def close(self) -> None:
         """Ends the run, unless it was there before."""

@@ -68,3 +68,29 @@ def test_a_table_whose_last_line_was_cut_off_goes_on_with_the_whole_ones(tmp_pat
     metrics.write(_update(3))
     assert path.read_text().splitlines()[:3] == [_HEADER, *rows]
     assert path.read_text().splitlines()[3] == "3,12,20,,0.5,1,0.4"
+
+
+def test_an_address_is_written_by_tensorflow(tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.chdir(tmp_path)
+    for update in (1, 2):  # the second resumes behind the first
+        report = CsvReport("ram://metrics/run", "examples")
+        report.check()
+        report.open(update - 1)
+        report.write(_update(update))
+    here = CsvReport("here", "examples")
+    here.open(0)
+    here.write(_update(1))
+    here.write(_update(2))
+    with tf.io.gfile.GFile("ram://metrics/run/train_metrics.csv", "rb") as file:
+        text = file.read()
+    assert text == (tmp_path / "here" / "train_metrics.csv").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_an_address_that_pathlib_shortened_is_refused(tmp_path):
+    import pathlib
+
+    with pytest.raises(ValueError, match=r"two slashes .* Received: gs:/bucket/run\. "):
+        CsvReport(pathlib.Path("gs://bucket/run"))

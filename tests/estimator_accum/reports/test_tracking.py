@@ -86,15 +86,15 @@ def test_wandb_has_each_update_in_the_run_that_is_resumed(wandb, tmp_path, monke
 
     def heard(run, values, *arguments, **options):
         log(run, values, *arguments, **options)
-        recorded.append((run.id, options["step"], values["loss"], run.step))
+        assert "step" not in options
+        recorded.append((run.id, values["update_step"], values["loss"]))
 
     monkeypatch.setattr(wandb.Run, "log", heard)
     for first, last in ((1, 2), (3, 3)):
         _report(WandbReport(tmp_path, project="p"), first, last)
     assert wandb.run is None
     run_id = (tmp_path / "wandb_run_id.txt").read_text().strip()
-    # The step after it is the current one: nothing is held back.
-    assert recorded == [(run_id, step, 1.0 / step, step + 1) for step in (1, 2, 3)]
+    assert recorded == [(run_id, step, 1.0 / step) for step in (1, 2, 3)]
     folders = list((tmp_path / "wandb").glob(f"offline-run-*-{run_id}"))
     assert all((folder / f"run-{run_id}.wandb").stat().st_size for folder in folders)
     assert folders
@@ -104,10 +104,29 @@ def test_wandb_records_in_the_current_run_what_it_has_not(wandb, tmp_path, monke
     with wandb.init(dir=str(tmp_path), project="p") as run:
         report = WandbReport(tmp_path / "model")
         _report(report, 1, 3)
-        assert wandb.run is run and run.step == 4
+        assert wandb.run is run and run.step == 3  # all three are sent
+        assert run.summary["update_step"] == 3
         monkeypatch.setattr(wandb.Run, "log", None)  # it warns of what it ignores
         report.open(1)
         report.write(_update(2))
+
+
+def test_wandb_has_each_update_beside_logs_of_the_user(wandb, tmp_path, monkeypatch):
+    recorded = []
+    log = wandb.Run.log
+
+    def heard(run, values, *arguments, **options):
+        log(run, values, *arguments, **options)
+        recorded.append(values.get("update_step"))
+
+    with wandb.init(dir=str(tmp_path), project="p") as run:
+        for number in range(5):
+            run.log({"checked": number})
+        monkeypatch.setattr(wandb.Run, "log", heard)
+        report = WandbReport(tmp_path / "model")
+        _report(report, 1, 3)
+        assert run.step == 8  # nothing is held back
+    assert recorded == [1, 2, 3]
 
 
 @pytest.mark.parametrize("report", [MlflowReport, WandbReport])

@@ -1,0 +1,69 @@
+"""Text files of reports, wherever TensorFlow can write."""
+
+import os
+import pathlib
+import re
+
+
+def path_in(folder: str | os.PathLike, name: str = "") -> str:
+    """Returns the path of a folder, or of a file in it, without changing an address.
+
+    Raises:
+        ValueError: If `pathlib` has shortened an address: gs:/bucket.
+    """
+    folder = os.fspath(folder)
+    if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", folder):
+        raise ValueError(
+            "The address of a folder must have two slashes behind the colon. Received: "
+            f"{folder}. Give it as a string: pathlib.Path drops one."
+        )
+    if _is_address(folder):
+        return f"{folder.rstrip('/')}/{name}".rstrip("/")
+    return str(pathlib.Path(folder, name))
+
+
+def exists(path: str) -> bool:
+    """Returns whether something is there, be it a link to nothing."""
+    return _gfile().exists(path) if _is_address(path) else os.path.lexists(path)
+
+
+def read(path: str) -> str:
+    """Returns the text of a file; raises OSError or ValueError if it has none."""
+    if not _is_address(path):
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    with _gfile().GFile(path, "rb") as file:
+        return file.read().decode()
+
+
+def write(path: str, text: str) -> None:
+    """Replaces a file at once, and makes its folder."""
+    partial = f"{path.rpartition('.')[0]}.partial"
+    if not _is_address(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        pathlib.Path(partial).write_text(text, encoding="utf-8", newline="")
+        os.replace(partial, path)
+        return
+    _gfile().makedirs(path.rpartition("/")[0])
+    with _gfile().GFile(partial, "w") as file:
+        file.write(text)
+    _gfile().rename(partial, path, overwrite=True)
+
+
+def append(path: str, text: str) -> None:
+    """Appends to a file."""
+    with (
+        _gfile().GFile(path, "a")
+        if _is_address(path)
+        else open(path, "a", encoding="utf-8", newline="")
+    ) as file:
+        file.write(text)
+
+
+def _is_address(path: str) -> bool:
+    return "://" in path
+
+
+def _gfile():
+    import tensorflow as tf  # not above: its import takes seconds
+
+    return tf.io.gfile

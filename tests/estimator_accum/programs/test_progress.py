@@ -1,0 +1,93 @@
+"""Progress in damaged checkpoints."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum.programs import ending, folder
+from estimator_accum.programs.progress import (
+    DamagedCheckpointError,
+    Progress,
+    ends_at,
+    read_progress,
+)
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        step = tf.compat.v1.get_variable("global_step", initializer=np.int64(3))
+        tf.compat.v1.get_variable("update_step", initializer=np.int64(1))
+        tf.compat.v1.get_variable("weights", initializer=np.ones([5], "f"))
+        session.run(tf.compat.v1.global_variables_initializer())
+        saver = tf.compat.v1.train.Saver()
+        for _ in range(2):
+            path = str(tmp_path / "model.ckpt")
+            saver.save(session, path, step, write_meta_graph=False)
+            session.run(step.assign_add(1))
+    return tmp_path
+
+
+def test_files_cut_at_any_byte_get_one_sentence(checkpoints):
+    assert read_progress(str(checkpoints)) == Progress(4, 1, 0)
+    sentence = re.compile(
+        r"The last checkpoint in `--output_dir` must be whole\. Received: \S+model.ckpt-4, "
+        r".* To resume from model.ckpt-3, write it as model_checkpoint_path in \S+; or "
+    )
+    for path in sorted(checkpoints.glob("model.ckpt-4.*")):
+        content = path.read_bytes()
+        for length in range(len(content)):
+            path.write_bytes(content[:length])
+            with pytest.raises(DamagedCheckpointError, match=sentence):
+                ends_at(checkpoints, 1)
+        path.write_bytes(content)
+    (checkpoints / "model.ckpt-4.data-00000-of-00001").unlink()
+    with pytest.raises(DamagedCheckpointError, match=sentence):
+        read_progress(str(checkpoints))
+
+
+@pytest.mark.parametrize("damage", ["checkpoint", "model.ckpt-4.index"])
+def test_a_program_that_finds_no_whole_checkpoint_ends_in_one_sentence(
+    damage, checkpoints, capsys
+):
+    (checkpoints / damage).write_text("")
+    ended = ending.ended_in_words("program", str(checkpoints), "", is_alone=True)
+    with pytest.raises(SystemExit) as exit_info, ended:
+        read_progress(str(checkpoints))
+    said = capsys.readouterr().err
+    assert exit_info.value.code == 2 and said.count("\n") == 1
+    assert said.startswith("program: ") and "se another --output_dir" in said
+
+
+def test_damage_is_of_a_checkpoint_only_where_one_is_restored(checkpoints, capsys):
+    data = checkpoints / "model.ckpt-4.data-00000-of-00001"
+    data.write_bytes(bytes(data.stat().st_size))
+    (checkpoints / "records").write_bytes(b"no records" * 9)
+    seen = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.get_variable("weights", [5])
+        saver = tf.compat.v1.train.Saver()
+        records = tf.data.TFRecordDataset(str(checkpoints / "records"))
+        record = tf.compat.v1.data.make_one_shot_iterator(records).get_next()
+        for action in (
+            lambda: saver.restore(session, str(checkpoints / "model.ckpt-4")),
+            lambda: session.run(record),
+        ):
+            ended = ending.ended_in_words("p", str(checkpoints), "", is_alone=True)
+            with pytest.raises(SystemExit) as exit_info, ended:
+                action()
+            seen.append((exit_info.value.code, capsys.readouterr().err))
+    assert seen[0][0] == 2 and seen[0][1].startswith("p: Checkpoints must be whole. ")
+    assert seen[1][0] == 1 and "model_checkpoint_path" not in seen[1][1]
+
+
+@pytest.mark.parametrize(
+    "path", ["gs://bucket/x", "ram://x", "gs:/b", "file:///x", "~/x"]
+)
+def test_output_of_another_place_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="must be a path of this machine"):
+        folder.check_output_dir(path)
+    assert not list(tmp_path.iterdir())
