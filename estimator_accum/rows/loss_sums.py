@@ -20,6 +20,9 @@ def is_one_number(tensor: tf.Tensor) -> bool:
     return tensor.shape.num_elements() == 1
 
 
+_MOST_STEPS = 10_000  # from a loss to its terms
+
+
 class Sum(NamedTuple):
     """A sum over examples, which is a term of a loss.
 
@@ -47,40 +50,55 @@ def terms_of(
         None in the place of any other term of examples. Terms without examples, and
         those that are multiplied by 0, have no place.
     """
+    terms, waiting, steps = [], [(tensor, factors)], 0
+    while waiting:
+        part, scales = waiting.pop()
+        terms_here, parts = _split(analysis, part, scales)
+        terms += terms_here
+        waiting += reversed(parts)
+        steps += 1
+        if steps > _MOST_STEPS:  # a sum that holds itself again and again
+            return [None]
+    return terms
+
+
+def _split(
+    analysis: Analysis, tensor: tf.Tensor, factors: tuple
+) -> tuple[list[Sum | None], list[tuple[tf.Tensor, tuple]]]:
+    """Returns the terms that a tensor is, and tensors with factors that it adds up."""
     operation = tensor.op
     state = analysis.state(tensor)
     if state.kind != "mixed":
-        return [] if state.kind == "fixed" else [None]
+        return ([], []) if state.kind == "fixed" else ([None], [])
     kinds = [analysis.state(tensor).kind for tensor in operation.inputs]
     first = operation.inputs[0] if operation.inputs else None
     if operation.type == "L2Loss" and kinds[0] == "rows":
-        return [Sum(tensor, (*factors, 0.5))]
+        return [Sum(tensor, (*factors, 0.5))], []
     if operation.type == "Sum" and kinds[0] == "rows":
-        return [Sum(tensor, factors) if sums_rows(analysis, operation) else None]
+        return [Sum(tensor, factors) if sums_rows(analysis, operation) else None], []
     if operation.type == "Mean":
-        return terms_of(analysis, first, (*factors, _share(operation)))
+        return [], [(first, (*factors, _share(operation)))]
     if operation.type in {"Sum", *SHOWN} or (
         operation.type == "StridedSlice" and is_one_number(first)
     ):
-        return terms_of(analysis, first, factors)
+        return [], [(first, factors)]
     if operation.type in ("Einsum", "MatMul"):
-        return [Sum(tensor, factors) if combines_rows(analysis, operation) else None]
+        is_sum = combines_rows(analysis, operation)
+        return [Sum(tensor, factors) if is_sum else None], []
     if operation.type in SCALING and sorted(kinds) == ["fixed", "mixed"]:
         place = kinds.index("mixed")
         if operation.type != "Mul" and place:
-            return [None]
+            return [None], []
         by = tf.get_static_value(operation.inputs[1 - place])
         if by is not None and not by.any():
-            return []
+            return [], []
         by = None if by is None or by.size != 1 else float(by.item())
         if by is not None and operation.type != "Mul":
             by = 1.0 / by
-        return terms_of(analysis, operation.inputs[place], (*factors, by))
+        return [], [(operation.inputs[place], (*factors, by))]
     if operation.type not in LINEAR:
-        return [None]
-    return [
-        term for part in operation.inputs for term in terms_of(analysis, part, factors)
-    ]
+        return [None], []
+    return [], [(part, factors) for part in operation.inputs]
 
 
 def _share(operation: tf.Operation) -> float | None:
@@ -126,9 +144,12 @@ def may_be_sum(loss: tf.Tensor, has_batch: Callable[[tf.Operation], bool]) -> bo
         loss: The loss.
         has_batch: Whether an operation is computed from the batch.
     """
-    waiting = [(loss, False)]
+    waiting, seen = [(loss, False)], set()
     while waiting:
         tensor, is_mean = waiting.pop()
+        if (tensor.name, is_mean) in seen:
+            continue
+        seen.add((tensor.name, is_mean))
         operation, inputs = tensor.op, list(tensor.op.inputs)
         if operation.type in ("Einsum", "L2Loss", "MatMul") or (
             operation.type == "Sum" and not is_one_number(inputs[0])

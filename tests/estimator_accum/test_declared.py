@@ -404,3 +404,17 @@ def test_a_loss_divided_by_k_is_warned_of(
     _train_op(scale(tf.reduce_mean(_Regression().squares)), steps)
     words = "divides the loss by 4, as many as gradient_accumulation_steps"
     assert [words in message for message in caplog.messages] == [True] * is_warned_of
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_a_loss_of_many_terms_trains(factor, fresh_graph):
+    """One after the other, or each the sum of two of the one before."""
+    x, y = BATCHES["data_set"]()
+    w = v1.get_variable("w", [3], initializer=v1.zeros_initializer())
+    loss = tf.reduce_mean((tf.linalg.matvec(x, w) - y) ** 2)
+    for _ in range(500):
+        loss += 1e-4 * tf.nn.l2_loss(w)
+    for _ in range(25):
+        loss = factor * loss + (1 - factor / 2) * loss
+    make_accumulating_train_op(loss, sgd(), 2)
