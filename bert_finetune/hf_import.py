@@ -7,6 +7,7 @@ tensor in the folder must be used.
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,8 @@ def import_checkpoint(
 
     Args:
         input_dir: Folder with `config.json`, `vocab.txt` and `model.safetensors`, of a
-            model whose `model_type` is `bert`, with or without a head.
+            model whose `model_type`, if it names one, is `bert`, with or without a
+            head.
         output_dir: A new or an empty folder. It is made or filled at the end.
 
     Raises:
@@ -132,9 +134,15 @@ def _check_empty(folder: pathlib.Path) -> None:
 def read_config(path: pathlib.Path) -> BertConfig:
     """Returns the sizes in a `config.json`; raises ValueError if it is of no BERT."""
     content = read_json_object(str(path))
-    for key, only in (("model_type", "bert"), ("position_embedding_type", "absolute")):
-        # Older folders leave out position_embedding_type: there was one kind only.
-        value = content.get(key, None if key == "model_type" else only)
+    # Folders of 2019 leave out model_type: then the class must be BERT's, if named.
+    its_class = str(content.get("architectures") or "Bert")
+    old_type = "bert" if re.match(r"\W*Bert", its_class) else None
+    for key, only, default in (
+        ("model_type", "bert", old_type),
+        ("position_embedding_type", "absolute", "absolute"),
+        ("is_decoder", False, False),
+    ):
+        value = content.get(key, default)
         if value != only:
             raise ValueError(
                 f"`{key}` in {path} must be {only!r}. Received: {value!r}. Another "

@@ -210,7 +210,7 @@ def test_pytorch_file_alone_is_answered_with_the_conversion(tmp_path, refused):
     assert f'BertModel.from_pretrained("{source}").save_pretrained(' in sentence
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "distilbert", None])
+@pytest.mark.parametrize("model_type", ["roberta", "distilbert"])
 def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
     source = write_folder(tmp_path / "theirs", model_type=model_type)
     (source / "vocab.txt").unlink()  # as in other models
@@ -218,9 +218,22 @@ def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
     assert re.search(sentence, refused(source))
 
 
+def test_a_bert_need_not_say_that_it_is_one(tmp_path, import_folder, refused):
+    source = write_folder(tmp_path / "theirs", model_type=None, architectures=None)
+    import_folder(source)
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    shutil.rmtree(tmp_path / "bert")
+    assert "with pytorch_model.bin alone. To convert it" in refused(source)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        (
+            {"model_type": None, "architectures": ["RobertaModel"]},
+            "`model_type` in .* must be 'bert'. Received: None",
+        ),
+        ({"is_decoder": True}, "`is_decoder` in .* must be False. Received: True"),
         ({"hidden_act": "silu"}, "`hidden_act` in .* must be one of gelu, gelu_new"),
         ({"position_embedding_type": "relative_key"}, "'absolute'. Received: 'rel"),
         ({"hidden_size": None}, "must have the key `hidden_size`"),
