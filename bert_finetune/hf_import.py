@@ -27,6 +27,7 @@ from bert_finetune.hf_names import (
     hugging_face_names,
     is_transposed,
 )
+from bert_finetune.hf_tokenizer import TokenizerOptions, read_tokenizer_options
 from estimator_accum.compat import prefer_keras_2
 from estimator_accum.programs.program import quiet_import
 
@@ -45,7 +46,7 @@ class ImportSummary(NamedTuple):
     config: BertConfig
     num_variables: int
     is_pooler_new: bool  # the folder has no pooler: it starts untrained
-    is_lower_case: bool | None  # of the vocabulary; None if the folder does not say
+    options: TokenizerOptions
 
     @property
     def warnings(self) -> list[str]:
@@ -55,9 +56,20 @@ class ImportSummary(NamedTuple):
             sentences.append(
                 "The model has no pooler: bert/pooler/dense is new and untrained."
             )
-        if self.is_lower_case is False:
+        if self.options.is_lower_case is False:
             sentences.append(
                 "Its vocabulary is cased: fine-tune it with --do_lower_case=false."
+            )
+        most = self.options.model_max_length
+        if most is not None and most < self.config.max_position_embeddings:
+            sentences.append(
+                f"It is for texts of at most {most} tokens: fine-tune it with "
+                f"--max_seq_length={most} or less."
+            )
+        if self.options.unknown:
+            sentences.append(
+                f"These options in {TOKENIZER_CONFIG} are not used, and may change its "
+                f"tokens: {', '.join(self.options.unknown)}."
             )
         return sentences
 
@@ -86,13 +98,13 @@ def import_checkpoint(
     config = read_config(source / CONFIG)
     _check_files(source, [VOCABULARY, TENSORS])
     _check_vocabulary(source / VOCABULARY, config)
+    options = read_tokenizer_options(source)
     prefer_keras_2()
     with quiet_import(sys.argv[1:]):  # of TensorFlow: seconds
         from bert_finetune import checkpoint
 
     shapes = checkpoint.encoder_shapes(config)
     arrays = _read_variables(source / TENSORS, shapes)
-    is_lower_case = _is_lower_case(source)
     is_pooler_new = len(arrays) < len(shapes)
     if is_pooler_new:
         arrays |= _untrained_pooler(config)
@@ -102,7 +114,7 @@ def import_checkpoint(
         text = json.dumps(dataclasses.asdict(config), indent=2)
         (content / "bert_config.json").write_text(text + "\n", encoding="utf-8")
         shutil.copyfile(source / VOCABULARY, content / VOCABULARY)
-    return ImportSummary(config, len(arrays), is_pooler_new, is_lower_case)
+    return ImportSummary(config, len(arrays), is_pooler_new, options)
 
 
 def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
@@ -160,11 +172,6 @@ def _check_vocabulary(path: pathlib.Path, config: BertConfig) -> None:
             f"{path} must hold 1 to `vocab_size` = {config.vocab_size} tokens, one a "
             f"line. Received: {count}. {_ONE_MODEL}"
         )
-
-
-def _is_lower_case(folder: pathlib.Path) -> bool | None:
-    path = folder / TOKENIZER_CONFIG
-    return read_json_object(str(path)).get("do_lower_case") if path.is_file() else None
 
 
 def _read_variables(

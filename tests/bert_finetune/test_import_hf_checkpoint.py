@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import checkpoint, import_hf_checkpoint
+from bert_finetune import checkpoint, hf_tokenizer, import_hf_checkpoint
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from tests.helpers.models import hugging_face_folder
@@ -262,3 +262,52 @@ def test_half_a_pooler_and_quantized_tensors_are_refused(tmp_path, refused):
 def test_a_missing_flag_is_refused(refusal):
     said = refusal(import_hf_checkpoint.main, "--input_dir=x")
     assert "`--output_dir` must be given" in said
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"strip_accents": False}, "`strip_accents` in .* must be True. Rec.*: False"),
+        ({"do_lower_case": False, "strip_accents": True}, "must be False. Rec.*: True"),
+        ({"tokenize_chinese_chars": False}, "`tokenize_chinese_chars` in .* be True"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "`tokenizer_class` in .* 'Bert"),
+        ({"word_tokenizer_type": "mecab"}, "must be 'basic'. Received: 'mecab'"),
+        ({"cls_token": {"content": "<s>"}}, r"must be '\[CLS\]'. Received: '<s>'"),
+        ({"additional_special_tokens": ["<e>"]}, r"must be \[\]. Received: \['<e>'\]"),
+        ({"added_tokens_decoder": {"9": {"content": "<e>"}}}, "Received: '<e>'"),
+        ({"added_tokens_decoder": [1]}, r"must be {}. Received: \[1\]"),
+    ],
+)
+def test_options_that_make_other_tokens_are_refused(
+    options, sentence, tmp_path, refused
+):
+    source = write_folder(tmp_path / "theirs")
+    (source / "tokenizer_config.json").write_text(json.dumps(options))
+    assert re.search(sentence, refused(source))
+
+
+@pytest.mark.once
+def test_options_are_used_or_mean_nothing_or_are_named(tmp_path):
+    def read(**options):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+        return hf_tokenizer.read_tokenizer_options(tmp_path)
+
+    assert hf_tokenizer.read_tokenizer_options(tmp_path) == (None, None, [])
+    same = {name: values[0] for name, values in hf_tokenizer.ONLY.items()}
+    nothing = dict.fromkeys(hf_tokenizer.MEANINGLESS, 1)
+    added = {"0": {"content": "[PAD]", "special": True}}
+    options = same | nothing | {"do_lower_case": False, "strip_accents": False}
+    options |= {"added_tokens_decoder": added, "model_max_length": 128}
+    assert read(**options) == (False, 128, [])
+    assert read(**options | {"new_option": 1}).unknown == ["new_option"]
+
+
+@pytest.mark.once
+def test_unused_options_and_shorter_texts_are_said(tmp_path, import_folder):
+    source = write_folder(tmp_path / "theirs")
+    options = {"model_max_length": 12, "new_option": 1, "cls_token": "[CLS]"}
+    (source / "tokenizer_config.json").write_text(json.dumps(options))
+    said = import_folder(source)
+    assert "fine-tune it with --max_seq_length=12 or less." in said
+    assert "are not used, and may change its tokens: new_option." in said
