@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from bert_finetune.bert_config import read_json_object
 from bert_finetune.hf_names import TOKENIZER_CONFIG
 
-USED = {"do_lower_case", "model_max_length", "max_len", "strip_accents"}
+USED = {"model_max_length", "max_len", "strip_accents"}
 
 # Other values would change the tokens. None, like an absent key, is the first one.
 ONLY = {
+    "do_lower_case": (True, False),  # used, too
     "tokenize_chinese_chars": (True,),
     "do_basic_tokenize": (True,),
     "never_split": ([],),
@@ -66,10 +67,10 @@ def read_tokenizer_options(folder: pathlib.Path) -> TokenizerOptions:
     for name, allowed in only.items():
         value = _text_of(content.get(name))
         if value is not None and value not in allowed:
-            raise ValueError(_other_tokens(path, name, allowed[0], value))
+            raise ValueError(_other_tokens(path, name, allowed, value))
     added = content.get("added_tokens_decoder") or {}
     if not isinstance(added, Mapping):
-        raise TypeError(_other_tokens(path, "added_tokens_decoder", {}, added))
+        raise TypeError(_other_tokens(path, "added_tokens_decoder", ({},), added))
     for token in map(_text_of, added.values()):
         if token not in _SPECIAL:
             raise ValueError(
@@ -90,9 +91,9 @@ def _text_of(token: Any) -> Any:
     return token.get("content", token) if isinstance(token, Mapping) else token
 
 
-def _other_tokens(path: pathlib.Path, name: str, only: Any, value: Any) -> str:
+def _other_tokens(path: pathlib.Path, name: str, allowed: tuple, value: Any) -> str:
     return (
-        f"`{name}` in {path} must be {only!r}. Received: {value!r}. Texts would be split "
+        f"`{name}` in {path} must be {' or '.join(map(repr, allowed))}. Received: {value!r}. Texts would be split "
         "otherwise than when the model was trained: use a BERT that splits words as "
         "google-research/bert does."
     )

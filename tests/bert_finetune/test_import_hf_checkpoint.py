@@ -270,6 +270,7 @@ def test_a_missing_flag_is_refused(refusal):
     [
         ({"strip_accents": False}, "`strip_accents` in .* must be True. Rec.*: False"),
         ({"do_lower_case": False, "strip_accents": True}, "must be False. Rec.*: True"),
+        ({"do_lower_case": "false"}, "must be True or False. Received: 'false'"),
         ({"tokenize_chinese_chars": False}, "`tokenize_chinese_chars` in .* be True"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "`tokenizer_class` in .* 'Bert"),
         ({"word_tokenizer_type": "mecab"}, "must be 'basic'. Received: 'mecab'"),
