@@ -124,7 +124,7 @@ class Retries:
         self.number.assign(self._count.value)
 
     def _save(self) -> Values:
-        """Returns the values of what the step writes, and its function around it."""
+        """Returns the values of variables that the step and its function write."""
         local = self._model.distribute_strategy.experimental_local_results
         counters = self._keras_model.counters_of(self._model)
         handles = [v.handle for counter in counters for v in local(counter)]

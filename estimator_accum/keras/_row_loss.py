@@ -114,8 +114,11 @@ def _has_row_of_each_example(function: Callable, outputs, targets) -> bool:
         return False
     if targets[0].shape[0] is not None:
         sized = [
-            [tf.TensorSpec([targets[0].shape[0], *t.shape[1:]], t.dtype) for t in each]
-            for each in (outputs, targets)
+            [
+                tf.TensorSpec([targets[0].shape[0], *t.shape[1:]], t.dtype)
+                for t in tensors
+            ]
+            for tensors in (outputs, targets)
         ]
         run = tf.function(function, autograph=False)  # traces anew
         if constants_of(run.get_concrete_function(*sized).graph) != constants_of(graph):
