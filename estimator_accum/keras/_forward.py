@@ -33,6 +33,7 @@ from estimator_accum.rows.own_gradients import (
 from estimator_accum.rows.own_sums import DERIVATIVES
 from estimator_accum.rows.states import State
 
+PASS = "forward"  # name of the graph of a pass
 _ROWS = State("rows", 0)
 # In a graph, Keras's crossentropies take the inputs of these operations for logits.
 _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
@@ -124,6 +125,7 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     specs = [tf.TensorSpec([None, *value.shape[1:]], value.dtype) for value in flat]
     specs.append(tf.TensorSpec([2], tf.int32))
     jit_compile = True if should_compile else None
+    forward.__name__ = PASS
     function = tf.function(forward, jit_compile=jit_compile).get_concrete_function(
         *specs
     )

@@ -11,7 +11,7 @@ from estimator_accum.core.arguments import check_count
 from estimator_accum.core.gradients import scaled
 from estimator_accum.graph.internals import dtype_of_handle
 from estimator_accum.keras._accumulate import is_supported
-from estimator_accum.keras._forward import Forward, trace_forward
+from estimator_accum.keras._forward import PASS, Forward, trace_forward
 from estimator_accum.keras._joined import (
     Cut,
     gradients_of,
@@ -119,7 +119,11 @@ class _Batches:
                 stack.enter_context(self._cut_calls(targets))
             if self._retries:
                 stack.enter_context(self._retries.watching(is_trained))
-            return getattr(type(self._model), name)(self._model, data)
+            try:
+                return getattr(type(self._model), name)(self._model, data)
+            except (TypeError, ValueError) as error:
+                _check_kept(error)
+                raise
 
     def make(self, name: str, force: bool = False):
         """Returns the model's function of that name, made by Keras's own maker."""
@@ -332,6 +336,17 @@ def _written_among(read: list[tf.Tensor]) -> list[tf.Tensor]:
     written = written_outside(tf.compat.v1.get_default_graph())
     ids = {id(handle) for handle in written}
     return [handle for handle in read if id(handle) in ids]
+
+
+def _check_kept(error: Exception) -> None:
+    """Raises ValueError if an error of TensorFlow is of a tensor inside of a pass."""
+    if f"was defined in FuncGraph(name={PASS}," in str(error):
+        raise ValueError(
+            "The loss and metrics of a cut model must read no tensor that its call has "
+            "kept, such as in self: it is of one micro-batch. Received: "
+            f"{str(error).strip().splitlines()[-1].strip()} Return it as one more output "
+            "of the model, or train with accumulate()."
+        ) from error
 
 
 def _targets_of(data) -> list:

@@ -112,17 +112,6 @@ def _has_row_of_each_example(function: Callable, outputs, targets) -> bool:
         graph = run.get_concrete_function(*specs).graph
     except Exception:  # noqa: BLE001 - a wrong loss is Keras's to report
         return False
-    if targets[0].shape[0] is not None:
-        sized = [
-            [
-                tf.TensorSpec([targets[0].shape[0], *t.shape[1:]], t.dtype)
-                for t in tensors
-            ]
-            for tensors in (outputs, targets)
-        ]
-        run = tf.function(function, autograph=False)  # traces anew
-        if constants_of(run.get_concrete_function(*sized).graph) != constants_of(graph):
-            return False  # its Python reads the number of examples
     operations = graph.get_operations()
     with graph.as_default():
         has_own_gradients = bool(operations_with_own_gradients(operations))
@@ -133,13 +122,35 @@ def _has_row_of_each_example(function: Callable, outputs, targets) -> bool:
         operation.op_def.is_stateful and not _asserts_equal_shapes(operation)
         for operation in operations
     )
-    return not (
+    has_rows = not (
         has_own_gradients
         or is_stateful
         or draws
         or captures_of(graph)
         or _is_in_float16(graph)
     ) and are_rows(graph, len(outputs) + len(targets))
+    return has_rows and not _reads_number_of_examples(function, graph, outputs, targets)
+
+
+def _reads_number_of_examples(function, graph: tf.Graph, outputs, targets) -> bool:
+    """Returns whether Python in a function reads the static number of examples.
+
+    Args:
+        function: The function.
+        graph: Its graph for any number of examples.
+        outputs: The model's outputs.
+        targets: The batch's targets, and its weights of examples if there are some.
+    """
+    rows = targets[0].shape[0]
+    if rows is None:
+        return False
+    specs = [
+        [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
+        for tensors in (outputs, targets)
+    ]
+    run = tf.function(function, autograph=False)  # traces anew
+    sized = run.get_concrete_function(*specs).graph
+    return constants_of(sized) != constants_of(graph)
 
 
 def _asserts_equal_shapes(operation: tf.Operation) -> bool:

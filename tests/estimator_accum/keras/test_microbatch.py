@@ -937,6 +937,35 @@ def test_inputs_with_a_gradient_are_refused(keras, loss):
         _trained(model, _batch(5), _batch(5))
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_tensor_that_call_keeps_is_returned(keras, is_eager):
+    class Keeping(keras.Model):
+        def __init__(self, is_returning):
+            super().__init__()
+            self.hidden, self.last = keras.layers.Dense(4), keras.layers.Dense(1)
+            self.is_returning = is_returning
+
+        def call(self, x):
+            self.kept = self.hidden(x)
+            y = self.last(self.kept)
+            return (y, self.kept) if self.is_returning else y
+
+        def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+            outputs, kept = y_pred if self.is_returning else (y_pred, self.kept)
+            return tf.reduce_mean((y - outputs) ** 2) + tf.reduce_mean(kept) ** 2
+
+    options = {"run_eagerly": is_eager, "loss": None}
+    with pytest.raises(ValueError, match="(?s)must read no tensor .* Return it as one"):
+        _trained(microbatch(Keeping(False), 3), _batch(5), _batch(1), **options)
+    weights = []
+    for is_returning, number in (False, 1), (True, 3):
+        keras.utils.set_random_seed(1)
+        model = microbatch(Keeping(is_returning), number)
+        model = _trained(model, _batch(5), _batch(1), **options)
+        weights.append(model.get_weights()[0])
+    assert np.allclose(*weights, atol=1e-6)
+
+
 def test_the_first_pass_is_not_recorded(keras, monkeypatch):
     recorded = []
 

@@ -51,7 +51,7 @@ _WRITES = {
 
 
 def _writing(keras, place, is_failing=lambda: False):
-    """Returns a model that reads what `place` writes in all ways, and the variables."""
+    """Returns a model that reads all that `place` writes, and the variables."""
     names = [*_WRITES, "metric"]
     states = {name: tf.Variable(np.ones(2), trainable=False) for name in names}
 
