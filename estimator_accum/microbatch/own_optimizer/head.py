@@ -55,8 +55,10 @@ class View:
                 sparse[part.sparse].append(part.sliced)
             elif not part.has_rows:
                 mixed.append(part.sliced)
-        known, values = states_of_sparse(sparse)
-        self.analysis = Analysis(rows, mixed, known | dict(states), None, values)
+        sparse_states, values = states_of_sparse(sparse)
+        self.analysis = Analysis(
+            rows, mixed, sparse_states | dict(states), None, values
+        )
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}
