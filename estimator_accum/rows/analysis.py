@@ -392,8 +392,8 @@ class Analysis:
             raise Mixed("rows are looked up by number inside a function")
         self.origins += body.origins
         states = [body.state(output) for output in graph.outputs]
-        own = ("entries", "counts")  # another call has other entries
-        return [MIXED if state.kind in own else state for state in states]
+        kinds = ("entries", "counts")  # another call has other entries
+        return [MIXED if state.kind in kinds else state for state in states]
 
     def note_bounds(self, operation: tf.Operation) -> None:
         """Takes down the numbers of the batch that enter a loop."""

@@ -73,8 +73,8 @@ def _train(make_train_op, lookup, size: int) -> list[np.ndarray]:
             for i, table in enumerate(_TABLES)
         ]
         v1.train.get_or_create_global_step()
-        found = lookup(tables, words)
-        loss = tf.reduce_mean((tf.reduce_sum(found, 1) - 3 * targets) ** 2)
+        rows = lookup(tables, words)
+        loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - 3 * targets) ** 2)
         train_op = make_train_op(loss)
         session.run(v1.global_variables_initializer())
         for begin in range(0, len(_WORDS), size):

@@ -811,10 +811,10 @@ def _unique(a, kind):
     _, values, _ = _sparse(a, a.one_of(tf.int32, tf.string))
     values = a.any([a.examples], tf.int32) if a.happens(0.2) else values
     unique = raw.Unique(x=values)
-    found = tf.gather(unique.y, unique.idx)
+    gathered = tf.gather(unique.y, unique.idx)
     if a.happens(0.2):
-        found = tf.gather(found, unique.idx)
-    return unique.y, unique.idx, found
+        gathered = tf.gather(gathered, unique.idx)
+    return unique.y, unique.idx, gathered
 
 
 @_for("SparseToDense", "ScatterNd")
