@@ -93,7 +93,7 @@ def _text_of(token: Any) -> Any:
 
 def _other_tokens(path: pathlib.Path, name: str, allowed: tuple, value: Any) -> str:
     return (
-        f"`{name}` in {path} must be {' or '.join(map(repr, allowed))}. Received: {value!r}. Texts would be split "
-        "otherwise than when the model was trained: use a BERT that splits words as "
-        "google-research/bert does."
+        f"`{name}` in {path} must be {' or '.join(map(repr, allowed))}. "
+        f"Received: {value!r}. Texts would be split otherwise than when the model was "
+        "trained: use a BERT that splits words as google-research/bert does."
     )

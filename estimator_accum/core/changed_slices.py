@@ -36,11 +36,10 @@ def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
     """
     sparse = [g for g in accumulated if isinstance(g, tf.IndexedSlices)]
     waiting = [(gradient.values, False, gradient) for gradient in sparse]
-    by_tensor, owners, norms, with_norm = {}, {}, set(), {}
+    origins, norms, with_norm = {}, set(), {}  # origins: of slices, or of their squares
     while waiting:
         tensor, is_squared, gradient = waiting.pop()
-        by_tensor[tensor.name] = None if is_squared else gradient
-        owners[tensor.name] = gradient.values.name
+        origins[tensor.name] = gradient, is_squared
         for user in tensor.consumers():
             if user not in operations:
                 continue
@@ -60,10 +59,12 @@ def find_slices(accumulated: list, changed: list, operations: set) -> Slices:
     indices = {gradient.indices.name: gradient for gradient in sparse}
     for gradient in changed:
         if isinstance(gradient, tf.IndexedSlices):
-            origin = by_tensor.get(gradient.values.name)
-            if origin is None or origin is not indices.get(gradient.indices.name):
+            origin, is_squared = origins.get(gradient.values.name, (None, True))
+            if is_squared or origin is not indices.get(gradient.indices.name):
                 _refuse(gradient.values.op, gradient)
-    tensors = {name for name, owner in owners.items() if owner in with_norm}
+    tensors = {
+        name for name, (origin, _) in origins.items() if origin.values.name in with_norm
+    }
     return Slices(tensors, norms, list(with_norm.values()))
 
 

@@ -22,10 +22,12 @@ def source_of_places(indices: tf.Tensor) -> tf.Tensor:
 def joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Returns the tensors that are joined along the first axis; one that is not, alone."""
     operation = tensor.op
+    if operation.type == "Identity":
+        return joined_tensors(operation.inputs[0])
     if operation.type == "ConcatV2":
-        *tensors, axis = operation.inputs
+        *parts, axis = operation.inputs
         if tf.get_static_value(axis) == 0:
-            return list(tensors)
+            return [joined for part in parts for joined in joined_tensors(part)]
     return [tensor]
 
 

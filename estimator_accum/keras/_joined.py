@@ -15,6 +15,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
+from estimator_accum.graph.lookups import joined_tensors
 from estimator_accum.keras._forward import Forward
 from estimator_accum.rows.analysis import Analysis
 
@@ -229,16 +230,7 @@ def _with_parts(forward: Forward, derive: Callable, rows: list) -> Callable | No
 
 def _parts_of(slices: tf.IndexedSlices, analysis: Analysis) -> list[_Part]:
     """Returns the slices of each lookup, as many places as it has by itself."""
-
-    def lookups(indices):
-        operation = indices.op
-        if operation.type == "Identity":
-            return lookups(operation.inputs[0])
-        if operation.type != "ConcatV2":
-            return [indices]
-        return [place for part in operation.inputs[:-1] for place in lookups(part)]
-
-    indices = lookups(slices.indices)
+    indices = joined_tensors(slices.indices)
     for places in indices:
         if analysis.state(places).kind not in ("fixed", "rows"):
             raise ValueError(
