@@ -5,10 +5,10 @@ tensor in the folder must be used.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,12 +22,19 @@ from bert_finetune.hf_names import (
     CONFIG,
     PREFIX,
     TENSORS,
+    TOKENIZER,
     TOKENIZER_CONFIG,
     VOCABULARY,
     hugging_face_names,
     is_transposed,
 )
 from bert_finetune.hf_tokenizer import TokenizerOptions, read_tokenizer_options
+from bert_finetune.hf_tokenizer_json import (
+    TokenizerFile,
+    matched,
+    read_tokenizer_file,
+)
+from bert_finetune.tokenization import MAX_WORD_CHARACTERS
 from estimator_accum.compat import prefer_keras_2
 from estimator_accum.programs.program import quiet_import
 
@@ -47,6 +54,7 @@ class ImportSummary(NamedTuple):
     num_variables: int
     is_pooler_new: bool  # the folder has no pooler: it starts untrained
     options: TokenizerOptions
+    tokenizer_file: TokenizerFile | None  # None: the folder has no tokenizer.json
 
     @property
     def warnings(self) -> list[str]:
@@ -66,6 +74,13 @@ class ImportSummary(NamedTuple):
                 f"It is for texts of at most {most} tokens: fine-tune it with "
                 f"--max_seq_length={most} or less."
             )
+        file = self.tokenizer_file
+        if file is not None and file.max_word_characters < MAX_WORD_CHARACTERS:
+            sentences.append(
+                f"A word of {file.max_word_characters + 1} to {MAX_WORD_CHARACTERS} "
+                "characters is split as in google-research/bert; in Hugging Face it is "
+                "[UNK]."
+            )
         if self.options.unknown:
             sentences.append(
                 f"These options in {TOKENIZER_CONFIG} are not used, and may change its "
@@ -83,9 +98,9 @@ def import_checkpoint(
     is untrained, as in Hugging Face: truncated normal kernel (seed 0), zero bias.
 
     Args:
-        input_dir: Folder with `config.json`, `vocab.txt` and `model.safetensors`, of a
-            model whose `model_type`, if it names one, is `bert`, with or without a
-            head.
+        input_dir: Folder with `config.json`, `vocab.txt` or `tokenizer.json`, and
+            `model.safetensors`, of a model whose `model_type`, if it names one, is
+            `bert`, with or without a head.
         output_dir: A new or an empty folder. It is made or filled at the end.
 
     Raises:
@@ -96,9 +111,11 @@ def import_checkpoint(
     _check_empty(destination)
     _check_files(source, [CONFIG])
     config = read_config(source / CONFIG)
-    _check_files(source, [VOCABULARY, TENSORS])
-    _check_vocabulary(source / VOCABULARY, config)
-    options = read_tokenizer_options(source)
+    has_file = (source / TOKENIZER).is_file()
+    _check_files(source, [TENSORS] if has_file else [VOCABULARY, TENSORS])
+    file = read_tokenizer_file(source / TOKENIZER, config.vocab_size)
+    vocabulary = _read_vocabulary(source / VOCABULARY, config, file)
+    options = read_tokenizer_options(source, file)
     prefer_keras_2()
     with quiet_import(sys.argv[1:]):  # of TensorFlow: seconds
         from bert_finetune import checkpoint
@@ -113,8 +130,8 @@ def import_checkpoint(
         checkpoint.write_checkpoint(arrays, str(content / "bert_model.ckpt"))
         text = json.dumps(dataclasses.asdict(config), indent=2)
         (content / "bert_config.json").write_text(text + "\n", encoding="utf-8")
-        shutil.copyfile(source / VOCABULARY, content / VOCABULARY)
-    return ImportSummary(config, len(arrays), is_pooler_new, options)
+        (content / VOCABULARY).write_bytes(vocabulary)
+    return ImportSummary(config, len(arrays), is_pooler_new, options, file)
 
 
 def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
@@ -130,8 +147,8 @@ def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
         received = f"{folder}, with {TENSORS} in several pieces"
         remedy = 'Save the model with `save_pretrained(..., max_shard_size="100GB")`.'
     raise ValueError(
-        f"`--input_dir` must hold {CONFIG}, {VOCABULARY} and {TENSORS}. Received: "
-        f"{received}. {remedy}"
+        f"`--input_dir` must hold {CONFIG}, {VOCABULARY} or {TOKENIZER}, and {TENSORS}. "
+        f"Received: {received}. {remedy}"
     )
 
 
@@ -164,14 +181,36 @@ def read_config(path: pathlib.Path) -> BertConfig:
     return BertConfig.from_json_file(str(path))
 
 
-def _check_vocabulary(path: pathlib.Path, config: BertConfig) -> None:
-    tokens = path.read_bytes().rstrip(b"\r\n").split(b"\n")
+def _read_vocabulary(
+    path: pathlib.Path, config: BertConfig, file: TokenizerFile | None
+) -> bytes:
+    """Returns the content of `vocab.txt`, from `tokenizer.json` where there is none."""
+    if not path.is_file():
+        return "".join(f"{token}\n" for token in file.tokens).encode()
+    content = path.read_bytes()
+    tokens = content.rstrip(b"\r\n").split(b"\n")
     if not tokens[0] or len(tokens) > config.vocab_size:
         count = len(tokens) if tokens[0] else 0
         raise ValueError(
             f"{path} must hold 1 to `vocab_size` = {config.vocab_size} tokens, one a "
             f"line. Received: {count}. {_ONE_MODEL}"
         )
+    if file is not None:
+        _check_same(path, content.decode("utf-8-sig", "replace"), file.tokens)
+    return content
+
+
+def _check_same(path: pathlib.Path, text: str, tokens: Sequence[str]) -> None:
+    """Raises ValueError unless `vocab.txt` has the tokens of `tokenizer.json`."""
+    lines = [matched(line.strip()) for line in text.split("\n")]
+    pairs = itertools.zip_longest(lines, tokens, fillvalue="")
+    for number, (line, token) in enumerate(pairs):
+        if line != token:
+            raise ValueError(
+                f"{path} must hold the tokens of {TOKENIZER}, one a line. Received: "
+                f"{line!r} in line {number + 1}, and {token!r} with the id {number}. "
+                f"{_ONE_MODEL}"
+            )
 
 
 def _read_variables(

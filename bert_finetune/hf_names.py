@@ -5,6 +5,9 @@ import re
 CONFIG, VOCABULARY, TENSORS = "config.json", "vocab.txt", "model.safetensors"
 FILES = (CONFIG, VOCABULARY, TENSORS)  # of a model that can be imported
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+# Of the tokenizer; TOKENIZER contains the vocabulary, too. Each may be absent.
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
 PREFIX = "bert."  # encoder's prefix in a model with a head; a bare one has none
 
 # Variables of the classifier on top of the encoder.

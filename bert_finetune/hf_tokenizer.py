@@ -5,7 +5,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bert_finetune.bert_config import read_json_object
-from bert_finetune.hf_names import TOKENIZER_CONFIG
+from bert_finetune.hf_names import (
+    ADDED_TOKENS,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from bert_finetune.hf_tokenizer_json import (
+    SPECIAL,
+    TokenizerFile,
+    check_option,
+    must_be_special,
+)
 
 USED = {"model_max_length", "max_len", "strip_accents"}
 
@@ -43,7 +54,8 @@ MEANINGLESS = {
     *("truncation", "truncation_side", "truncation_strategy", "stride"),
     *("max_length", "chat_template", "device_map", "transformers_version"),
 }
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Classes that read everything from tokenizer.json.
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 class TokenizerOptions(NamedTuple):
@@ -54,46 +66,60 @@ class TokenizerOptions(NamedTuple):
     unknown: list[str]
 
 
-def read_tokenizer_options(folder: pathlib.Path) -> TokenizerOptions:
+def read_tokenizer_options(
+    folder: pathlib.Path, file: TokenizerFile | None = None
+) -> TokenizerOptions:
     """Returns the options; refuses those that would make other tokens.
+
+    Args:
+        folder: Folder of the model.
+        file: Content of its `tokenizer.json`, if there is one.
 
     Raises:
         TypeError, ValueError: If an option does not fit. The message names it.
     """
     path = folder / TOKENIZER_CONFIG
-    content = read_json_object(str(path)) if path.is_file() else {}
+    content = _read(path)
     is_lower_case = content.get("do_lower_case")
-    only = ONLY | {"strip_accents": (is_lower_case is not False,)}
-    for name, allowed in only.items():
-        value = _text_of(content.get(name))
-        if value is not None and value not in allowed:
-            raise ValueError(_other_tokens(path, name, allowed, value))
-    added = content.get("added_tokens_decoder") or {}
-    if not isinstance(added, Mapping):
-        raise TypeError(_other_tokens(path, "added_tokens_decoder", ({},), added))
-    for token in map(_text_of, added.values()):
-        if token not in _SPECIAL:
+    only = dict(ONLY)
+    if file is not None:
+        if is_lower_case is None:
+            is_lower_case = file.is_lower_case
+        if is_lower_case != file.is_lower_case:
             raise ValueError(
-                f"`added_tokens_decoder` in {path} must hold {', '.join(_SPECIAL)} "
-                f"alone. Received: {token!r}. Tokens that are added to vocab.txt have no "
-                "place in a BERT checkpoint: use a BERT without them."
+                f"`do_lower_case` in {path} must be `normalizer.lowercase` in "
+                f"{TOKENIZER}, {file.is_lower_case}. Received: {is_lower_case!r}. Save "
+                "the tokenizer again, with transformers' `save_pretrained`."
             )
+        only["tokenizer_class"] += _GENERIC
+    only["strip_accents"] = (is_lower_case is not False,)
+    tokens = _read(folder / SPECIAL_TOKENS)
+    for source, options in ((path, content), (folder / SPECIAL_TOKENS, tokens)):
+        for name, allowed in only.items():
+            value = _text_of(options.get(name))
+            if value is not None:
+                check_option(source, name, value, allowed)
+    decoder = content.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, Mapping):
+        check_option(path, "added_tokens_decoder", decoder, ({},))
+    for name, added in (
+        (f"`added_tokens_decoder` in {path}", map(_text_of, decoder.values())),
+        (str(folder / ADDED_TOKENS), _read(folder / ADDED_TOKENS)),
+    ):
+        for token in added:
+            if token not in SPECIAL:
+                raise ValueError(must_be_special(name, token))
     most = content.get("model_max_length", content.get("max_len"))
     is_number = isinstance(most, int) and not isinstance(most, bool) and most > 0
     names = USED | ONLY.keys() | MEANINGLESS | {"added_tokens_decoder"}
-    return TokenizerOptions(
-        is_lower_case, most if is_number else None, sorted(content.keys() - names)
-    )
+    unknown = sorted((content.keys() | tokens.keys()) - names)
+    return TokenizerOptions(is_lower_case, most if is_number else None, unknown)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    return read_json_object(str(path)) if path.is_file() else {}
 
 
 def _text_of(token: Any) -> Any:
     """Returns the text of a token, which may be a mapping with more about it."""
     return token.get("content", token) if isinstance(token, Mapping) else token
-
-
-def _other_tokens(path: pathlib.Path, name: str, allowed: tuple, value: Any) -> str:
-    return (
-        f"`{name}` in {path} must be {' or '.join(map(repr, allowed))}. "
-        f"Received: {value!r}. Texts would be split otherwise than when the model was "
-        "trained: use a BERT that splits words as google-research/bert does."
-    )

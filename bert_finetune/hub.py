@@ -21,9 +21,16 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from bert_finetune.download import root_cause, sha256_of, wrong_checksum
-from bert_finetune.hf_names import CONFIG, FILES, TENSORS, TOKENIZER_CONFIG
+from bert_finetune.hf_names import (
+    CONFIG,
+    TENSORS,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    VOCABULARY,
+)
 from estimator_accum.programs.command_line import FetchError
 
+_FILES = f"{CONFIG}, {VOCABULARY} or {TOKENIZER}, and {TENSORS}"
 _SHA256_DIGITS = 64
 # RuntimeError: the hub's own transfer protocol, which is not written in Python.
 _NETWORK_ERRORS = (HTTPError, OSError, RuntimeError)
@@ -67,16 +74,30 @@ def obtain(
     config = _obtain(model, CONFIG, "main", remedy)
     check_config(config)
     folder = config.parent
-    for name in FILES[1:]:
-        _obtain(model, name, folder.name, remedy)
-    try:  # says whether the vocabulary is lower case
-        _download(model, TOKENIZER_CONFIG, folder.name)
-    except (EntryNotFoundError, *_NETWORK_ERRORS):
-        pass  # nothing but a hint depends on it
+    has_vocabulary = _has(model, VOCABULARY, folder.name)
+    files = [name for name in TOKENIZER_FILES if _has(model, name, folder.name)]
+    if not has_vocabulary and TOKENIZER not in files:
+        raise ValueError(_must_have_files(model, VOCABULARY, remedy))
+    _obtain(model, TENSORS, folder.name, remedy)
     return folder
 
 
-def _obtain(model: str, name: str, revision: str, remedy: str) -> pathlib.Path:
+def _has(model: str, name: str, revision: str) -> bool:
+    """Returns whether the model has a file, which is in the cache then."""
+    cached = huggingface_hub.try_to_load_from_cache(model, name, revision=revision)
+    if cached is not None and not isinstance(cached, str):  # known to be absent
+        return False
+    try:
+        _obtain(model, name, revision)
+    except EntryNotFoundError:
+        return False
+    return True
+
+
+def _obtain(
+    model: str, name: str, revision: str, remedy: str | None = None
+) -> pathlib.Path:
+    """Returns a file in the cache; raises EntryNotFoundError without a `remedy`."""
     try:
         path = _download(model, name, revision)
     except RepositoryNotFoundError as error:
@@ -85,6 +106,8 @@ def _obtain(model: str, name: str, revision: str, remedy: str) -> pathlib.Path:
     except LocalEntryNotFoundError as error:  # neither on the hub nor in the cache
         raise _out_of_reach(model, error) from error
     except EntryNotFoundError as error:
+        if remedy is None:
+            raise
         raise ValueError(_must_have_files(model, name, remedy)) from error
     except _NETWORK_ERRORS as error:
         raise _out_of_reach(model, error) from error
@@ -111,7 +134,7 @@ def _check_sum(path: pathlib.Path) -> None:
 def _out_of_reach(model: str, error: BaseException) -> FetchError:
     return FetchError(
         f"{model}, which --list does not show, could not be downloaded from "
-        f"{endpoint()}: {root_cause(error)}. By hand: download {', '.join(FILES)} from "
+        f"{endpoint()}: {root_cause(error)}. By hand: download {_FILES} from "
         f"{endpoint()}/{model} into a folder, and convert that with "
         "`estimator-accum import`."
     )
@@ -127,7 +150,6 @@ def _must_be_there(model: str, reason: str) -> str:
 
 def _must_have_files(model: str, name: str, remedy: str) -> str:
     is_weights = name == TENSORS
-    return (
-        f"{endpoint()}/{model} must have {', '.join(FILES)}. Received: no {name}. "
-        + (f"{_REFUSED} {remedy}" if is_weights else "Use the name of a BERT.")
+    return f"{endpoint()}/{model} must have {_FILES}. Received: no {name}. " + (
+        f"{_REFUSED} {remedy}" if is_weights else "Use the name of a BERT."
     )

@@ -2,10 +2,10 @@
 
     estimator-accum import --input_dir hugging_face --output_dir bert
 
-reads config.json, vocab.txt and model.safetensors, and writes bert_model.ckpt,
-bert_config.json and vocab.txt. A model without a pooler gets an untrained one. The
-folder appears only when it is complete. Exit codes: 0; 2 with one sentence if the input
-is invalid or the output folder is not empty.
+reads config.json, vocab.txt or tokenizer.json, and model.safetensors, and writes
+bert_model.ckpt, bert_config.json and vocab.txt. A model without a pooler gets an
+untrained one. The folder appears only when it is complete. Exit codes: 0; 2 with one
+sentence if the input is invalid or the output folder is not empty.
 """
 
 import pathlib
@@ -19,7 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneSentenceParser(__doc__, prog="estimator-accum import")
     parser.add_folder(
         "input_dir",
-        "folder with config.json, vocab.txt and model.safetensors of a BERT",
+        "folder with config.json, vocab.txt or tokenizer.json, and model.safetensors of "
+        "a BERT",
         required=True,
     )
     parser.add_folder(

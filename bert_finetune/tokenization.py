@@ -26,7 +26,7 @@ from tokenizers import (
 )
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
+MAX_WORD_CHARACTERS = 200  # a longer word is [UNK], as in google-research/bert
 # Some converters round the table's rows up to a multiple of 8, 16, ... or 128.
 _ROUNDED_TO, _MAX_SPARE_ROWS = 8, 127
 # Rows of google-research/bert's tables, each of which has a token: English uncased and
@@ -86,7 +86,7 @@ class WordPieceTokenizer:
             models.WordPiece(
                 ids,
                 unk_token="[UNK]",
-                max_input_chars_per_word=_MAX_WORD_CHARACTERS,
+                max_input_chars_per_word=MAX_WORD_CHARACTERS,
             )
         )
         self._tokenizer.normalizer = normalizers.BertNormalizer(

@@ -15,7 +15,11 @@ from huggingface_hub import constants
 from huggingface_hub.utils import reset_sessions
 
 from bert_finetune import fetch_bert
-from tests.helpers.models.hugging_face_folder import random_tensors, write_folder
+from tests.helpers.models.hugging_face_folder import (
+    random_tensors,
+    tokenizer_json,
+    write_folder,
+)
 from tests.helpers.processes.local_server import LocalServer, content_of, make_zip
 
 pytestmark = pytest.mark.once
@@ -167,10 +171,30 @@ def test_bert_of_the_hub_is_converted(bert, hub, tmp_path, server, model):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert f"--init_checkpoint={folder}/bert_model.ckpt\n" in done.stdout
     assert f"{model}: already in {folder}" in bert(f"--model={model}").stdout
-    wanted = {"config.json", "vocab.txt", "model.safetensors", "tokenizer_config.json"}
+    wanted = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"}
+    wanted |= {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
     assert {path.rpartition("/")[2] for path in server.requests} == wanted
     later = set(server.requests) - {f"/{model}/resolve/main/config.json"}
     assert all(path.startswith(f"/{model}/resolve/{_COMMIT}/") for path in later)
+
+
+def test_model_of_the_hub_may_have_its_vocabulary_in_tokenizer_json(
+    bert, hub, tmp_path, server, monkeypatch, refusal, flags
+):
+    hub("bert", ["vocab.txt"], **{"tokenizer.json": tokenizer_json().encode()})
+    assert bert("--model=bert").returncode == 0
+    _assert_converted(tmp_path / "models" / "bert")
+    shutil.rmtree(tmp_path / "models")
+    # What the cache knows of the files that it lacks is enough without a network.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    reset_sessions()
+    assert bert("--model=bert").returncode == 0
+    shutil.rmtree(tmp_path / "models")
+    # A file that may exist is not taken to be absent.
+    (absent,) = (tmp_path / "cache").rglob(".no_exist/*/tokenizer_config.json")
+    absent.unlink()
+    said = refusal(fetch_bert.main, *flags, "--model=bert", code=1)
+    assert "could not be downloaded" in said
 
 
 def test_a_slip_in_a_listed_name_asks_no_hub(refusal, flags):

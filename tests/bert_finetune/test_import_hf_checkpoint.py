@@ -179,7 +179,10 @@ def _cut_off(size):
     return cut
 
 
-_LACKS = "`--input_dir` must hold config.json, vocab.txt and model.safe.* without "
+_LACKS = (
+    "`--input_dir` must hold config.json, vocab.txt or tokenizer.json, and model.safe"
+    ".* without "
+)
 _DAMAGED = "must be a safetensors file. Received: one that cannot"
 
 
@@ -262,6 +265,19 @@ def test_half_a_pooler_and_quantized_tensors_are_refused(tmp_path, refused):
 def test_a_missing_flag_is_refused(refusal):
     said = refusal(import_hf_checkpoint.main, "--input_dir=x")
     assert "`--output_dir` must be given" in said
+
+
+@pytest.mark.once
+def test_vocabulary_may_be_in_tokenizer_json(tmp_path, import_folder):
+    source = write_folder(tmp_path / "theirs")
+    (source / "vocab.txt").unlink()
+    content = hugging_face_folder.tokenizer_json(lowercase=False)
+    (source / "tokenizer.json").write_text(content)
+    said = import_folder(source)
+    assert "Its vocabulary is cased: fine-tune it with --do_lower_case=false." in said
+    assert "A word of 101 to 200 characters is split as in google-research/bert" in said
+    tokens = (tmp_path / "bert" / "vocab.txt").read_text().split()
+    assert tokens == hugging_face_folder.VOCABULARY
 
 
 @pytest.mark.once

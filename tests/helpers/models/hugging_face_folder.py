@@ -60,6 +60,54 @@ def write_folder(
     return folder
 
 
+def tokenizer_json(vocabulary=VOCABULARY, lowercase: bool = True) -> str:
+    """Returns a `tokenizer.json` as transformers 5 writes it, with all its parts."""
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    single = [_piece("[CLS]", 0), _piece("A", 0), _piece("[SEP]", 0)]
+    special = [token for token in vocabulary if token.startswith("[")]
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": ids[token], "content": token, **flags, "special": True}
+            for token in special
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, _piece("B", 1), _piece("[SEP]", 1)],
+            "special_tokens": {
+                token: {"id": token, "ids": [ids[token]], "tokens": [token]}
+                for token in ("[CLS]", "[SEP]")
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
+    }
+    return json.dumps(content)
+
+
+def _piece(name: str, segment: int) -> dict[str, dict]:
+    kind = "SpecialToken" if name.startswith("[") else "Sequence"
+    return {kind: {"id": name, "type_id": segment}}
+
+
 def _dense(module: str, inputs: int, outputs: int) -> dict[str, list]:
     return {f"{module}weight": [outputs, inputs], f"{module}bias": [outputs]}
 
