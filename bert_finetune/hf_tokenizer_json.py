@@ -105,9 +105,9 @@ def _part(path: pathlib.Path, content: Mapping[str, Any], name: str) -> Mapping:
 
 
 def _check_names(
-    path: pathlib.Path, prefix: str, content: Mapping[str, Any], known: set[str]
+    path: pathlib.Path, prefix: str, content: Mapping[str, Any], names: set[str]
 ) -> None:
-    for name in sorted(content.keys() - known):
+    for name in sorted(content.keys() - names):
         raise ValueError(
             f"Each option in {path} must be a known one. Received: `{prefix}{name}`, "
             "which may split texts otherwise than when the model was trained. Use a "
