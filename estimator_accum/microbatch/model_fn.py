@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import re
+import traceback
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -42,6 +43,7 @@ from estimator_accum.microbatch.own_optimizer.head import find_rows
 from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
+from estimator_accum.microbatch.staging import named_components
 from estimator_accum.microbatch.work import Work
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
@@ -122,7 +124,11 @@ def microbatch_model_fn(
         batch = WholeBatch(whole, reduction, is_auto, is_trained)
 
         def build_on_slice():
-            return build(batch.sliced["features"], batch.sliced["labels"])
+            try:
+                return build(batch.sliced["features"], batch.sliced["labels"])
+            except (TypeError, ValueError) as error:
+                _check_static_rows(whole, error)
+                raise
 
         def make_count(of: str = ""):
             if not is_auto:
@@ -153,6 +159,28 @@ def _check_arguments(model_fn, micro_batches, grow_after) -> None:
     if grow_after is not None:
         remedy = "Use None to never try fewer."
         check_count("grow_after", grow_after, remedy, " or None")
+
+
+def _check_static_rows(whole: dict, error: Exception) -> None:
+    """Raises ValueError if a model_fn failed where a plain one has a static batch size.
+
+    Args:
+        whole: "features" and "labels" from input_fn.
+        error: The error of the model_fn.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_of_library = frame.f_globals.get("__name__", "").startswith("estimator_accum.")
+    if is_of_library or not re.search("None|not fully defined", str(error)):
+        return
+    for name, (first, *more) in named_components(whole):
+        if not more and first.shape.rank and first.shape[0] is not None:
+            raise ValueError(
+                "The number of examples must be read from tf.shape: micro-batches have "
+                "another one than their batch, so the first static size is None. "
+                f"Received: {first.shape[0]} examples of {name}, and the model_fn's "
+                f"{type(error).__name__}: {error} Write tf.shape(tensor)[0] in place of "
+                "tensor.shape[0]."
+            ) from error
 
 
 def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
