@@ -11,7 +11,7 @@ from bert_finetune.own_task import is_task_file
 from estimator_accum.programs.batches import AUTO, Batches
 from estimator_accum.programs.cluster import STRATEGIES
 from estimator_accum.programs.numerals import parse_number
-from estimator_accum.programs.parsers import COUNT, Number
+from estimator_accum.programs.parsers import COUNT, Number, Place
 from estimator_accum.programs.settings import (
     DATA,
     EVALUATION,
@@ -48,6 +48,7 @@ class _OffParser(flags.BooleanParser):
 
 
 _TEXT = flags.ArgumentParser()
+_ADDRESS = flags.ArgumentParser()  # TensorFlow reads it: gs://bucket/bert_config.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,7 @@ class Settings(RunSettings):
     task_name: str = flag(
         what="GLUE task: CoLA, SST-2, MRPC, ..., in any case; or a JSON file that "
         "describes a task of your own.",
+        parser=Place(),
         decides=True,
     )
     data_dir: str = flag(what="Folder with the task's files.", is_path=True)
@@ -79,11 +81,12 @@ class Settings(RunSettings):
         what="vocab.txt that the BERT model was trained on.", is_path=True
     )
     bert_config_file: str = flag(
-        what="bert_config.json: the architecture.", is_path=True
+        what="bert_config.json: the architecture.", parser=_ADDRESS, is_path=True
     )
     init_checkpoint: str | None = flag(
         None,
         "Checkpoint to start from, e.g. bert_model.ckpt.",
+        _ADDRESS,
         decides=True,
         is_path=True,
         group=DATA,

@@ -62,13 +62,14 @@ class OneSentenceParser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=kind, **options)
         self.register("type", int, parse_integer)
         self.register("type", float, parse_number)
+        self.register("type", pathlib.Path, local_path)
         self.add_argument(
             "--version", action="version", version=f"estimator-accum {__version__}"
         )
 
     def add_folder(self, name: str, what: str, **options) -> None:
         """Adds a flag that names a folder."""
-        options |= {"type": _local_path, "metavar": "DIR", "help": what}
+        options |= {"type": pathlib.Path, "metavar": "DIR", "help": what}
         self.add_argument(f"--{name}", **options)
 
     def add_numbers(self, *rows: tuple[str, float, str]) -> None:
@@ -108,7 +109,8 @@ class OneSentenceParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def _local_path(text: str) -> pathlib.Path:
+def local_path(text: str) -> pathlib.Path:
+    """Returns the path that a flag names; an error if it is not on this machine."""
     if fault := fault_of_place(text):
         raise argparse.ArgumentTypeError(fault)
     return pathlib.Path(text)

@@ -12,7 +12,7 @@ from absl import flags
 
 from estimator_accum.programs.folder import read_settings
 from estimator_accum.programs.numerals import parse_integer
-from estimator_accum.programs.parsers import PARSERS, Number, allowed_values
+from estimator_accum.programs.parsers import PARSERS, Number, Place, allowed_values
 from estimator_accum.programs.settings import (
     FLAGS,
     GENERAL,
@@ -64,7 +64,7 @@ def define_program_flags(settings_type: type) -> flags.FlagValues:
         (
             "config",
             "File with values for flags that are not given: run_settings.json of a run.",
-            PARSERS[str],
+            Place(),
         ),
         (
             "print_config",

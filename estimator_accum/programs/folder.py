@@ -19,6 +19,10 @@ SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
 FLAGS = "flags"  # key of the flags in `run_settings.json`
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
+PLACE = "a path of this machine, without ~"
+OTHER_PLACE = (
+    "Use $HOME for ~, and mount other storage, or copy its files to this machine."
+)
 _SAME_RUN = "`--output_dir` must be new or hold a run with the same settings."
 _LAST_ROW_BYTES = 1000  # at most
 _CHECKSUMS = {
@@ -64,10 +68,7 @@ def fault_of_place(path: str | os.PathLike) -> str | None:
     path = os.fspath(path)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/|~", path):
         return None
-    return (
-        f"must be a path of this machine, without ~. Received: {path}. Use $HOME for ~, "
-        "and mount other storage, or copy the folder there."
-    )
+    return f"must be {PLACE}. Received: {path}. {OTHER_PLACE}"
 
 
 def _unfit(folder: str | os.PathLike, fault: str) -> str:

@@ -36,7 +36,12 @@ from estimator_accum.programs.command_line import (
     command_of,
     exit_code_of,
 )
-from estimator_accum.programs.folder import METRICS, last_update, update_at
+from estimator_accum.programs.folder import (
+    METRICS,
+    fault_of_place,
+    last_update,
+    update_at,
+)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECS_BETWEEN_LOOKS = 0.2
@@ -133,11 +138,11 @@ def _check_sizes(flags: argparse.Namespace) -> None:
 
 
 def _folder_of(command: Sequence[str]) -> pathlib.Path | None:
-    """Returns the output folder that a command line names, if it names one."""
+    """Returns the output folder on this machine that a command line names, if any."""
     for flag, following in zip(command, [*command[1:], None], strict=True):
         match = _FOLDER_FLAG.fullmatch(flag)
         folder = match and (match[1] if match[1] is not None else following)
-        if folder:
+        if folder and not fault_of_place(folder):
             return pathlib.Path(folder)
     return None
 
@@ -299,6 +304,8 @@ def _last_checkpoint(output_dir: pathlib.Path | None) -> str | None:
 
 def _spoken(output_dir: pathlib.Path | None, checkpoint: str | None) -> str:
     """Returns the place of a checkpoint: its update, where the metrics tell it."""
+    if output_dir is None:
+        return "their last checkpoint"
     if checkpoint is None:
         return "the beginning"
     global_step = checkpoint.rpartition("-")[2]

@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from estimator_accum.programs.batches import AUTO
+from estimator_accum.programs.folder import OTHER_PLACE, PLACE, fault_of_place
 from estimator_accum.programs.numerals import parse_integer, parse_number
 
 
@@ -49,6 +50,17 @@ class Trackers(flags.ArgumentParser):
         is_known = set(names) <= {"mlflow", "wandb", "tensorboard"}
         if not is_known or None in map(importlib.util.find_spec, names):
             raise ValueError(self.syntactic_help)
+        return argument
+
+
+class Place(flags.ArgumentParser):
+    """A file or folder that Python reads or writes, so that it is on this machine."""
+
+    rule, remedy = PLACE, OTHER_PLACE
+
+    def parse(self, argument: str) -> str:
+        if fault_of_place(argument):
+            raise ValueError(self.rule)
         return argument
 
 

@@ -13,7 +13,11 @@ import argparse
 import pathlib
 import sys
 
-from estimator_accum.programs.command_line import OneSentenceParser, exit_code_of
+from estimator_accum.programs.command_line import (
+    OneSentenceParser,
+    exit_code_of,
+    local_path,
+)
 from estimator_accum.programs.folder import METRICS
 
 
@@ -22,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneSentenceParser(__doc__, prog="estimator-accum plot")
     parser.add_argument(
         "--output_dirs",
-        type=_split,
+        type=_folders,
         required=True,
         metavar="DIR,DIR",
         help=f"folders of runs, each with {METRICS}; separated by commas",
@@ -45,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _plot(flags: argparse.Namespace) -> None:
-    folders = [pathlib.Path(folder) for folder in flags.output_dirs]
+    folders = flags.output_dirs
     if flags.labels and len(flags.labels) != len(folders):
         raise ValueError(
             "`--labels` must hold a name for each folder of `--output_dirs`. Received: "
@@ -60,6 +64,10 @@ def _plot(flags: argparse.Namespace) -> None:
     from estimator_accum.programs.plots import plot_loss
 
     plot_loss(folders, flags.labels, flags.plot)
+
+
+def _folders(text: str) -> list[pathlib.Path]:
+    return [local_path(part) for part in _split(text)]
 
 
 def _split(text: str) -> list[str]:

@@ -51,9 +51,12 @@ def sentence(error: Exception, flag_values: flags.FlagValues) -> str:
         name, _, value = str(error).partition(": ")[0].partition("--")[2].partition("=")
         if name in flag_values:
             parser = flag_values[name].parser
-            kind = allowed_values(parser) or "true or false"
+            kind = getattr(parser, "rule", "") or allowed_values(parser)
             remedy = getattr(parser, "remedy", "See --help.")
-            return f"`--{name}` must be {kind}. Received: {_shown(value)}. {remedy}"
+            return (
+                f"`--{name}` must be {kind or 'true or false'}. Received: "
+                f"{_shown(value)}. {remedy}"
+            )
     said = path_sentence(error) or missing_package(error)
     return said or " ".join(str(error).split())
 

@@ -23,7 +23,14 @@ from absl import flags
 from estimator_accum.programs.batches import Batches, share_out
 from estimator_accum.programs.cluster import STRATEGIES
 from estimator_accum.programs.folder import EXAMPLES_CHECKSUM, FLAGS
-from estimator_accum.programs.parsers import FROM_0, MICRO_BATCH, NORM, STEPS, Trackers
+from estimator_accum.programs.parsers import (
+    FROM_0,
+    MICRO_BATCH,
+    NORM,
+    STEPS,
+    Place,
+    Trackers,
+)
 
 OTHER_NAMES = {
     "micro_batch_size": "train_batch_size",
@@ -52,13 +59,14 @@ def flag(
         default: Value if the flag is not given; none for a flag that is required.
         what: Help text; that in `SHARED_FLAGS` if empty.
         parser: Parser of the value; by default that of the field's type, with numbers
-            above 0.
+            above 0, or a `Place` if it is a path.
         group: Group in --help; that in `SHARED_FLAGS`, or `TRAINING`, if None. A flag
             that is required is in `REQUIRED`.
         decides: Whether the weights depend on it.
         is_path: Whether it names a file or folder, which `run_settings.json` has as an
             absolute path.
     """
+    parser = parser or (Place() if is_path else None)
     facts = {"what": what, "parser": parser, "group": group}
     facts |= {"decides": decides, "is_path": is_path}
     metadata = {name: value for name, value in facts.items() if value}
@@ -68,6 +76,7 @@ def flag(
 SHARED_FLAGS = {
     "output_dir": {
         "what": "Folder for checkpoints and results; a stopped run resumes there.",
+        "parser": Place(),
         "group": DATA,
     },
     "effective_batch_size": {

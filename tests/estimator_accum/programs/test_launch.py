@@ -304,6 +304,7 @@ def test_command_line_that_does_not_fit_is_one_sentence(capsys, arguments, sente
         ("train --output_dir=a/b --x", "a/b"),
         ("train --output_dir a --x", "a"),
         ("train -model_dir=a", "a"),
+        ("train --model_dir=gs://bucket/a", None),  # not a folder of this machine
         ("train --x", None),
         ("train --output_dir", None),
     ],
