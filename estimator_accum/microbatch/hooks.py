@@ -14,6 +14,7 @@ N = number of examples in the batch.
 """
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.registry import get_windows
-from estimator_accum.graph.internals import logged_at_end
+from estimator_accum.graph.internals import calls_end
 from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
@@ -31,6 +32,18 @@ from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch.outside import Needs, Outside
 from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.runner import BatchRunner
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
+_TRACED = (
+    "micro-batches: a hook that traces runs, as ProfilerHook does, sees the end of each "
+    "batch alone, in training the update: the micro-batches run before. Train without "
+    "micro-batches to trace the model."
+)
+_FETCHED = (
+    "micro-batches: hooks or summaries fetch all rows of a batch at once, which takes the "
+    "memory that splitting saves: for %s, %s of shape %s. Leave them out, or summarize "
+    "means of the rows."
+)
 
 
 class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
@@ -53,7 +66,8 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         self._runner = BatchRunner(replicas, count, self._summarize)
         self._replicas, self._count, self._find_rows = replicas, count, find_rows
         self._given = []  # tensors that it feeds besides
-        self._logged = {}  # those that hooks fetch again at the end, and their values
+        self._is_traced = False  # whether a hook has traced a run
+        self._named = set()  # tensors that a warning has named
 
     def begin(self) -> None:
         self._runner.begin()
@@ -79,16 +93,15 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     ):
         """Stands in for `run`, a session's own method."""
         if not isinstance(fetches, dict) or self not in fetches:
-            if isinstance(fetches, dict) and fetches.keys():
-                names = {key: getattr(t, "name", None) for key, t in fetches.items()}
-                if self._logged.keys() >= {*names.values()}:  # of the last batch
-                    return {key: self._logged[name][1] for key, name in names.items()}
-            self._outside.check_other_run(fetches)
+            if self._outside.needs_batch(fetches):
+                fetch = functools.partial(
+                    run, options=options, run_metadata=run_metadata
+                )
+                return self._run_at_end(session, fetch, fetches, feed_dict or {})
             return run(fetches, feed_dict, options, run_metadata)
-        for tensor in (t for hook in fetches for t in logged_at_end(hook).values()):
-            self._logged.setdefault(tensor.name, (tensor, None))
-        logged = {name: tensor for name, (tensor, _) in self._logged.items()}
-        fetches = fetches | {self: logged}
+        if options is not None and options.trace_level and not self._is_traced:
+            self._is_traced = True
+            _logger.warning(_TRACED)
         feed_dict = feed_dict or {}
         self._outside.check_feeds(feed_dict)
         needs = self._outside.needs(fetches)
@@ -97,10 +110,21 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         feeds = feed_dict | self._run_batch(_Feeding(session, run, feed_dict), needs)
         results = run(fetches, feeds, options, run_metadata)
         self._runner.is_open = False
-        for name, value in results[self].items():
-            self._logged[name] = logged[name], _scalar(value)
-        # Hooks cannot be sorted, as `tf.nest` would do.
-        return {key: tf.nest.map_structure(_scalar, results[key]) for key in results}
+        return _scalars(results)
+
+    def _run_at_end(self, session, run: Callable, fetches, feed_dict: dict):
+        """Runs `fetches` of a hook's `end` on the last batch, with the last weights."""
+        if not self._runner.rows or not calls_end():
+            self._outside.refuse_other_run(fetches)
+        self._outside.check_feeds(feed_dict)
+        needs, kept = self._outside.needs_at_end(fetches)
+        session = _Feeding(session, run, feed_dict)
+        taken = dict(zip(kept, session.run(list(kept.values())), strict=True))
+        rows = [[tensor for tensor, _ in rows] for rows in needs.rows]
+        feeds, fetched = self._runner.run_again(session, self._place, rows)
+        feeds |= taken
+        feeds |= self._values(session, needs, feeds, fetched)
+        return _scalars(session.run(fetches, feeds))
 
     def _run_batch(self, session, needs: Needs) -> dict:
         """Runs the next batch's micro-batches; returns the feeds of its own run."""
@@ -123,6 +147,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         for rows, parts in zip(needs.rows, fetched, strict=True):
             for i, (tensor, axis) in enumerate(rows if parts else ()):
                 joined[tensor] = np.concatenate([values[i] for values in parts], axis)
+        self._warn_of_rows(needs, joined)
         try:
             values = session.run(needs.values, feeds | joined)
         except Exception as error:
@@ -135,6 +160,15 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
                 "batches."
             ) from error
         return dict(zip(needs.values, values, strict=True))
+
+    def _warn_of_rows(self, needs: Needs, joined: dict) -> None:
+        """Names tensors that are fetched for all examples, and larger than the batch."""
+        for tensor, values in joined.items():
+            if values.size > self._runner.numbers and tensor.name not in self._named:
+                self._named.add(tensor.name)
+                _logger.warning(
+                    _FETCHED, needs.values[0].name, tensor.name, list(values.shape)
+                )
 
     def _summarize(self) -> None:
         """Does nothing: only training has summaries of the number of micro-batches."""
@@ -304,6 +338,13 @@ class PredictionHook(MicroBatchHook):
         for tensor, values in zip(needs.fed, columns, strict=True):
             feeds[tensor] = _joined(self._names[tensor.ref()], tensor, values, sizes)
         return feeds | self._values(session, needs, feeds, [fetched])
+
+
+def _scalars(results):
+    """Returns the results of a run, with scalars as a session computes them."""
+    if isinstance(results, dict):  # hooks cannot be sorted, as `tf.nest` would do
+        return {key: _scalars(value) for key, value in results.items()}
+    return tf.nest.map_structure(_scalar, results)
 
 
 def _scalar(value):

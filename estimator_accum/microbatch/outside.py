@@ -11,7 +11,7 @@ tells which of these a run needs, whoever has made the operations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import tensorflow as tf
 
@@ -123,24 +123,63 @@ class Outside:
                 self._needs[names] = self._find(items)
         return self._needs[names]
 
-    def check_other_run(self, fetches) -> None:
-        """Raises ValueError if a run beside that of a batch needs the batch."""
+    def needs_batch(self, fetches) -> bool:
+        """Returns whether a run beside that of a batch needs a batch."""
         items = list(_items(self._graph, fetches))
         names = "other run", frozenset(item.name for item in items)
-        if names in self._needs:
-            return
+        if names not in self._needs:
+            self._needs[names] = self._path_to_batch(items) is not None
+        return self._needs[names]
+
+    def refuse_other_run(self, fetches) -> NoReturn:
+        """Raises ValueError for a run beside that of a batch."""
+        path = self._path_to_batch(list(_items(self._graph, fetches)))
+        raise ValueError(
+            "A value of a batch must be fetched in the batch's own run. Received: "
+            f"another run, of {path}. Return it from `before_run` of a hook, in "
+            "SessionRunArgs."
+        )
+
+    def needs_at_end(self, fetches) -> tuple[Needs, dict[tf.Tensor, tf.Tensor]]:
+        """Returns the needs of a run on the last batch, and where its inputs are kept.
+
+        Args:
+            fetches: As for `needs`.
+
+        Raises:
+            ValueError: If the run changes something, or the inputs are not kept.
+        """
+        items = list(_items(self._graph, fetches))
+        before, done = self._given, [t for r in self._replicas for t in r.total.done]
+        self._given = {tensor.ref() for tensor in done}  # no results of the last run
+        try:
+            users, _ = self._walk(items, self._is_known)
+            with self._graph.as_default():
+                needs = self._find(items)
+        finally:
+            self._given = before
+        slots = {
+            write.inputs[1].ref(): write.inputs[0]
+            for replica in self._replicas
+            for write in replica.batch.stage[1]
+        }
+        if self._late(users) or any(t.ref() not in slots for t in needs.taken):
+            self.refuse_other_run(fetches)
+        kept = {
+            tensor: reader.outputs[0]
+            for tensor in needs.taken
+            for reader in slots[tensor.ref()].consumers()
+            if reader.type == "ReadVariableOp"
+        }
+        return needs, kept
+
+    def _path_to_batch(self, items: list) -> str | None:
         needed = ancestors({getattr(item, "op", item) for item in items})
         slots = {t.op for replica in self._replicas for t in replica.batch.works.slots}
         for operation in (*self._staged, *slots):
             if operation in needed:
-                raise ValueError(
-                    "A value of a batch must be fetched in the batch's own run. "
-                    "Received: another run, of "
-                    f"{path_to(needed, operation)}. Return it from `before_run` of a "
-                    "hook, in SessionRunArgs; a hook that logs at the end must log every "
-                    "few updates as well (`every_n_iter`)."
-                )
-        self._needs[names] = None
+                return path_to(needed, operation)
+        return None
 
     def check_feeds(self, feeds: Mapping) -> None:
         """Raises ValueError if a fed tensor is computed from a micro-batch."""

@@ -8,6 +8,7 @@ A run that fails may have executed in part, so a run that may be retried contain
 operations that can be rolled back. After another error the next batch rolls them back.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -53,6 +54,7 @@ class BatchRunner:
 
     Attributes:
         rows: Examples of the last batch, for each replica.
+        numbers: How many numbers the features and labels of the last batch have.
         is_open: Whether a batch has begun whose own run has not succeeded.
     """
 
@@ -67,7 +69,7 @@ class BatchRunner:
         self._on_change = on_change
         self._exchanges = []  # those that this batch has begun
         self._capacity = None  # of an exchange
-        self.rows, self.is_open = [], False
+        self.rows, self.numbers, self.is_open = [], 0, False
 
     def begin(self) -> None:
         """Gathers all passes of the batch, before the session is made."""
@@ -121,6 +123,7 @@ class BatchRunner:
                 f"{place}. Leave empty batches out in input_fn."
             )
         self._batches += 1
+        self.numbers = sum(math.prod(shape) for parts in shapes for shape in parts)
         while True:
             begin = time.monotonic()
             self._exchanges = []
@@ -140,6 +143,19 @@ class BatchRunner:
                 continue
             self._count.time_batch(secs / max(rows))
             return feeds | dict(zip(taken, values, strict=True)), fetched
+
+    def run_again(self, session, place: str, fetches: list) -> tuple[dict, list]:
+        """Computes tensors of the last batch with the present weights.
+
+        Args and results are those of `run`. Changes nothing: the last pass does without
+        its operations, and the others may run twice.
+        """
+        if any(replica.batch.works.exchange for replica in self._replicas):
+            raise ValueError(
+                "A hook's `end` must not need rows of several processes. Received: a "
+                "tensor of a whole_batch_loss. Fetch it by `before_run`."
+            )
+        return self._run_passes(session, self.rows, place, fetches, is_read=True)
 
     def _stage(self, session, taken: list[tf.Tensor]) -> tuple[list, list]:
         """Takes the next batch; returns the shapes of its parts, and `taken`."""
@@ -180,16 +196,19 @@ class BatchRunner:
         return any(session.run([e.failures for e in self._exchanges], flags))
 
     def _run_passes(
-        self, session, rows: list[int], place: str, fetches: list
+        self, session, rows: list[int], place: str, fetches: list, is_read: bool = False
     ) -> tuple[dict, list]:
         cuts = []
         for n in rows:
             size = -(-n // self._count.value)  # ceil
             cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
         is_whole = max(len(cut.begins) for cut in cuts) == 1
-        self._spot_check(session, cuts, place)
+        if not is_read:
+            self._spot_check(session, cuts, place)
         last, done, later, fetched = {}, {}, {}, []
         for turn, works in self._passes.items():
+            if is_read and turn is Turn.LAST:
+                works = [Work()] * len(works)
             marks = dict.fromkeys([p for work in works for p in work.done], True)
             if is_whole and marks:
                 later |= marks  # the last pass does the work of this one
@@ -197,7 +216,8 @@ class BatchRunner:
             is_last = turn is Turn.LAST
             wanted = [[] for _ in works]
             if is_last:
-                reported = [r.reported if is_whole else () for r in self._replicas]
+                has_reported = is_whole and not is_read
+                reported = [r.reported if has_reported else () for r in self._replicas]
                 pairs = zip(fetches, reported, strict=True)
                 wanted = [[*one, *others] for one, others in pairs]
             if is_last or any(work.micro_ops for work in works):
@@ -213,7 +233,8 @@ class BatchRunner:
             last = last or self._feeds(0, cuts)
             self._run_once(session, turn, once, rows, last | done, place)
         feeds = last | done | later
-        feeds |= self._reported(session, rows, fetched, fetches, feeds, place)
+        if not is_read:
+            feeds |= self._reported(session, rows, fetched, fetches, feeds, place)
         for replica, (n, _, begins) in zip(self._replicas, cuts, strict=True):
             feeds |= replica.batch.feeds(0, n, n, len(begins), self._count.recompute)
         return feeds, fetched

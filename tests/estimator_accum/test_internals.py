@@ -185,12 +185,19 @@ def is_function():
 
 
 @_finds
-def logged_at_end():
-    one = tf.constant(1.0)
-    hooks = [v1.train.LoggingTensorHook([one], 1, at_end=end) for end in (True, False)]
-    for hook in hooks:
-        hook.begin()
-    return [len(internals.logged_at_end(hook)) for hook in hooks] == [1, 0]
+def calls_end():
+    calls = []
+
+    class Hook(v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            calls.append(internals.calls_end())
+
+        def end(self, session):
+            calls.append(internals.calls_end())
+
+    with v1.train.SingularMonitoredSession([Hook()]):
+        pass
+    return calls == [False, True]
 
 
 @_finds

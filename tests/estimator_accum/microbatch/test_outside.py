@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
-from tests.helpers.models.interception import cut, train
+from estimator_accum import (
+    AccumulatingOptimizer,
+    make_accumulating_train_op,
+    whole_batch_loss,
+)
+from tests.helpers.models.interception import cut
 
 v1 = tf.compat.v1
 _MODES = tf.estimator.ModeKeys
@@ -281,16 +285,170 @@ def test_a_micro_batch_that_reads_the_input_pipeline_is_refused(way):
         _run(lambda spec, *_: spec, _TRAIN, outer)
 
 
-def test_a_hook_that_logs_at_the_end_gets_the_values_of_the_last_batch():
-    logged = []
+class _AtEnd(v1.train.SessionRunHook):
+    """Fetches tensors of a batch in a run of its own, when training has ended."""
+
+    def __init__(self, fetch, is_early=False):
+        self._fetch, self._is_early = fetch, is_early
+
+    def after_run(self, run_context, run_values):
+        if self._is_early:
+            run_context.session.run(self._fetch)
+
+    def end(self, session):
+        self.values = session.run(self._fetch)
+
+
+def _with_tensors(way, cut_in=None):
+    """Returns a model_fn that collects tensors, cut or not."""
 
     def model_fn(features, labels, mode):
-        spec = _inner("own")(features, labels, mode)
-        hook = v1.train.LoggingTensorHook(
-            {"loss": spec.loss}, every_n_iter=100, at_end=True, formatter=logged.append
-        )
-        return spec._replace(training_hooks=[hook])
+        spec = _inner(way)(features, labels, mode)
+        scores = spec.predictions["scores"]
+        mean = tf.reduce_mean(tf.square(scores) * features["x"][:, :2])
+        for tensor in (spec.loss, scores, mean):
+            v1.add_to_collection("of the model", tensor)
+        return spec
 
-    batch = {"x": _X[:16], "scale": np.float32(1)}, _Y[:16]
-    _, losses = train(cut(model_fn), batch, 3)
-    assert [values["loss"] for values in logged] == [losses[0], losses[-1]]
+    return model_fn if cut_in is None else cut(model_fn, cut_in)
+
+
+def _train_constant(hooks_of, model_fn):
+    """Trains three updates on one batch, which an iterator repeats."""
+    with tf.Graph().as_default():
+        v1.set_random_seed(7)
+        v1.train.get_or_create_global_step()
+        data = tf.data.Dataset.from_tensors(({"x": _X[:16], "scale": 1.0}, _Y[:16]))
+        features, labels = v1.data.make_one_shot_iterator(data.repeat()).get_next()
+        spec = model_fn(features, labels, mode=_TRAIN)
+        tensors = v1.get_collection("of the model")
+        fetches = dict(zip(("loss", "scores", "mean"), tensors, strict=True))
+        fetches |= {"x": features["x"], "step": v1.train.get_global_step()}
+        first, *_ = hooks = [*hooks_of(fetches), *spec.training_hooks]
+        with v1.train.SingularMonitoredSession(hooks) as session:
+            for _ in range(3):
+                session.run(spec.train_op)
+        return first
+
+
+@pytest.mark.parametrize("cut_in", [1, 4])
+@pytest.mark.parametrize("way", _TRAIN_OPS)
+def test_a_hook_reads_the_last_batch_at_the_end(way, cut_in):
+    """A plain run takes another batch, which here is the same."""
+
+    def train_with(model_fn):
+        return _train_constant(lambda fetches: [_AtEnd(fetches)], model_fn).values
+
+    theirs = train_with(_with_tensors(way))
+    ours = train_with(_with_tensors(way, cut_in))
+    assert theirs.keys() == ours.keys()
+    for key, value in theirs.items():
+        np.testing.assert_allclose(ours[key], value, 1e-5, 1e-6)
+        assert type(ours[key]) is type(value)
+
+
+@pytest.mark.parametrize("kind", ["logging", "final ops"])
+def test_known_hooks_read_the_last_batch_at_the_end(kind):
+    logged = []
+
+    def hooks_of(fetches):
+        if kind == "final ops":
+            return [v1.train.FinalOpsHook(fetches)]
+        return [
+            v1.train.LoggingTensorHook(fetches, at_end=True, formatter=logged.append)
+        ]
+
+    def values_of(hook):
+        return hook.final_ops_values if kind == "final ops" else logged.pop()
+
+    theirs = values_of(_train_constant(hooks_of, _with_tensors("own")))
+    ours = values_of(_train_constant(hooks_of, _with_tensors("own", 4)))
+    for key, value in theirs.items():
+        np.testing.assert_allclose(ours[key], value, 1e-5, 1e-6)
+
+
+def _centered(way):
+    """Returns a model_fn that combines examples before its loss, in two passes."""
+
+    def model_fn(features, labels, mode):
+        kernel = v1.get_variable("kernel", [3, 2], initializer=_start(3))
+        hidden = tf.tanh(tf.matmul(features["x"], kernel))
+
+        def combine(hidden):
+            return tf.reduce_mean(tf.square(hidden - tf.reduce_mean(hidden, 0) - 0.1))
+
+        is_cut = way == "whole_batch_loss"
+        loss = whole_batch_loss(hidden, combine) if is_cut else combine(hidden)
+        sgd, step = v1.train.GradientDescentOptimizer(0.1), v1.train.get_global_step()
+        train_op = _TRAIN_OPS["optimizer" if is_cut else way](loss, sgd, step)
+        for tensor in (loss, hidden, hidden - loss):
+            v1.add_to_collection("of the model", tensor)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return model_fn
+
+
+@pytest.mark.parametrize("cut_in", [1, 4])
+@pytest.mark.parametrize("way", ["own", "whole_batch_loss"])
+def test_a_hook_reads_a_loss_over_the_batch_at_the_end(way, cut_in):
+    def train_with(model_fn):
+        return _train_constant(lambda fetches: [_AtEnd(fetches)], model_fn).values
+
+    theirs = train_with(_centered("own"))
+    for key, value in train_with(cut(_centered(way), cut_in)).items():
+        np.testing.assert_allclose(value, theirs[key], 1e-5, 1e-6)
+
+
+def test_a_hook_that_trains_at_the_end_is_refused():
+    def hooks_of(fetches):
+        with tf.control_dependencies([fetches["loss"]]):
+            moved = v1.assign_add(v1.train.get_global_step(), 1)
+        return [_AtEnd(moved)]
+
+    with pytest.raises(ValueError, match="must be fetched in the batch's own run"):
+        _train_constant(hooks_of, _with_tensors("own", 4))
+
+
+def test_a_hook_reads_the_last_batch_though_the_data_has_ended():
+    def with_hook(spec, features, labels):
+        hooks.append(_AtEnd([spec.predictions["scores"], labels]))
+        return spec._replace(training_hooks=[hooks[-1], *spec.training_hooks])
+
+    hooks = []
+    variables, _, _ = _run(with_hook, _TRAIN, cut(_inner("own")))
+    scores, labels = hooks[0].values
+    np.testing.assert_array_equal(labels, _Y[32:])
+    expected = np.tanh(_X[32:] @ variables["kernel"])
+    np.testing.assert_allclose(scores, expected, 1e-5, 1e-6)
+
+
+def test_a_hook_that_traces_runs_is_told_that_it_sees_the_update_alone(
+    tmp_path, caplog
+):
+    folder = str(tmp_path)
+    _train_constant(
+        lambda fetches: [v1.train.ProfilerHook(1, output_dir=folder)],
+        _with_tensors("own", 4),
+    )
+    (message,) = (r.getMessage() for r in caplog.records if "traces" in r.getMessage())
+    assert "the micro-batches run before" in message
+
+
+@pytest.mark.parametrize(("width", "is_named"), [(2, False), (64, True)])
+def test_a_histogram_of_more_numbers_than_the_batch_has_is_named(
+    width, is_named, caplog
+):
+    def histogram(spec, features, labels):
+        table = tf.ones([2, width])
+        hidden = tf.matmul(spec.predictions["scores"], table, name="hidden")
+        v1.summary.histogram("of_hidden", hidden)
+        _fetch(v1.summary.merge_all())
+        return spec
+
+    def model_fn(features, labels, mode):
+        return histogram(_inner("own")(features, labels, mode), features, labels)
+
+    _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
+    messages = [r.getMessage() for r in caplog.records if "all rows" in r.getMessage()]
+    assert len(messages) == is_named
+    assert not messages or "hidden:0 of shape [16, 64]" in messages[0]
