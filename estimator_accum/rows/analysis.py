@@ -37,7 +37,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
-from estimator_accum.rows.integers import OF_SHAPE, integer_value
+from estimator_accum.rows.integers import OF_SHAPE, clamped, integer_value
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
@@ -327,7 +327,7 @@ class Analysis:
             if has_entries:
                 raise Mixed("entries of examples in a function, branch, loop or list")
             return RULES_OF_ANY[operation.type](self, operation, states)
-        if operation.type in OF_SHAPE:
+        if operation.type in OF_SHAPE or clamped(self, operation) is not None:
             return self._of_values(operation, "the shape of what is mixed")
         if "mixed" in kinds:
             return MIXED

@@ -29,6 +29,8 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     constant = tf.get_static_value(tensor)
     if constant is not None:
         return sizes(constant) if constant.size <= 64 else None
+    if (number := clamped(analysis, operation)) is not None:
+        return number
     try:
         if operation.type == "Rank" and operation.inputs[0].shape.rank is not None:
             return sizes(operation.inputs[0].shape.rank)
@@ -50,6 +52,32 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
         return None
     if analysis.state(tensor).kind == "fixed" and not kinds & {"sizes", "counts"}:
         return _named(tensor)
+    return None
+
+
+def clamped(analysis, operation: tf.Operation) -> np.ndarray | None:
+    """Returns a number between bounds that leave no choice; None if there are others.
+
+    tf.minimum(5, tf.maximum(5, number)) = 5
+    """
+    pair = {"Minimum": "Maximum", "Maximum": "Minimum"}
+    if operation.type not in pair or operation.outputs[0].shape.rank != 0:
+        return None
+    for inner, bound in zip(operation.inputs, reversed(operation.inputs), strict=True):
+        outer = analysis.value(bound)
+        if outer is None or inner.op.type != pair[operation.type]:
+            continue
+        for tensor in inner.op.inputs:
+            value = analysis.value(tensor)
+            try:
+                numbers = value is not None and (int(outer[()]), int(value[()]))
+            except Unknown:
+                continue
+            if not numbers:
+                continue
+            choice = {"Minimum": min, "Maximum": max}[operation.type]
+            if choice(numbers) == numbers[0]:
+                return outer
     return None
 
 

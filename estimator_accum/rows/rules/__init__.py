@@ -13,6 +13,7 @@ of its parts, and test_attacked_rules.py tries random inputs.
 
 from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the table
     along_axes,
+    blocks,
     channels,
     control_flow,
     elementwise,
@@ -21,6 +22,7 @@ from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the t
     lists,
     lookups,
     products,
+    segments,
     shapes,
     slices,
 )

@@ -14,11 +14,12 @@ from estimator_accum.rows.sizes import ONE
 from estimator_accum.rows.states import FIXED, Mixed
 
 
-@rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
+@rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm", "ReduceJoin")
 def _reduce(analysis, operation, states):
     state, tensor = only_first(states), operation.inputs[0]
     axes = axes_of(analysis, operation.inputs[1], analysis.rank(tensor))
-    if state.axis in axes:
+    joins_all = operation.type == "ReduceJoin" and not axes
+    if state.axis in axes or joins_all:
         raise Mixed(ALONG)
     if not operation.get_attr("keep_dims"):
         return without_axes(analysis, operation, state, axes)
@@ -70,6 +71,9 @@ _LAST_AXES = {
     **dict.fromkeys(("MatrixBandPart", "Cholesky", "MatrixInverse", "Svd", "Qr"), 2),
     **dict.fromkeys(("MatrixDeterminant", "LogMatrixDeterminant"), 2),
     "SelfAdjointEigV2": 2,
+    # Images: a pixel's channels, or height, width and channels.
+    **dict.fromkeys(("AdjustHue", "AdjustSaturation", "HSVToRGB", "RGBToHSV"), 1),
+    "AdjustContrastv2": 3,
 }
 
 
@@ -80,6 +84,48 @@ def _along_last_axes(analysis, operation, states):
     if state.axis >= analysis.rank(operation.inputs[0]) - number:
         raise Mixed(ALONG)
     return state
+
+
+@rule("ApproxTopK")
+def _largest(analysis, operation, states):
+    state, rank = only_first(states), analysis.rank(operation.inputs[0])
+    if operation.get_attr("reduction_dimension") % rank == state.axis:
+        raise Mixed(ALONG)
+    return state
+
+
+@rule("Cross")
+def _cross(analysis, operation, states):
+    without_places(states)
+    first, second = states
+    if first != second:
+        raise Mixed(UNLIKE)
+    if first.axis >= analysis.rank(operation.inputs[0]) - 1:
+        raise Mixed(ALONG)
+    return keep_dims(analysis, operation, first, set())
+
+
+@rule("LowerBound", "UpperBound")
+def _search(analysis, operation, states):
+    without_places(states)
+    table, values = states
+    if table.kind == "fixed" and values.axis == 1:  # of one list, or of several
+        return values
+    if table != values or values.axis:
+        raise Mixed(UNLIKE)
+    return values
+
+
+@rule("DenseBincount")
+def _counts(analysis, operation, states):
+    values, size, weights = states
+    without_places(states)
+    if values.kind != "rows" or values.axis or analysis.rank(operation.inputs[0]) != 2:
+        raise Mixed(ALONG)
+    has_weights = operation.inputs[2].shape.num_elements() != 0
+    if size != FIXED or weights != (values if has_weights else FIXED):
+        raise Mixed(FIXED_BESIDE)
+    return values
 
 
 @rule("MatrixSolve", "MatrixTriangularSolve", "MatrixSetDiag", "MatrixSetDiagV3")
@@ -102,9 +148,11 @@ def _pairs_of_matrices(analysis, operation, states):
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+@rule("InTopK", "InTopKV2")
 def _cross_entropy(analysis, operation, states):
     without_places(states)
-    if any(state.kind != "rows" for state in states):
+    states, others = states[:2], states[2:]
+    if any(state.kind != "rows" for state in states) or {*others} - {FIXED}:
         raise Mixed(FIXED_BESIDE)
     if any(state.axis for state in states):
         raise Mixed(ALONG)

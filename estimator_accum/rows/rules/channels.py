@@ -5,9 +5,12 @@ import tensorflow as tf
 from estimator_accum.rows.rules.refusals import (
     ALONG,
     FIXED_BESIDE,
+    PLACE,
     SIZE,
     UNLIKE,
+    check_length_1,
     only_first,
+    without_places,
 )
 from estimator_accum.rows.rules.table import rule
 from estimator_accum.rows.sizes import N
@@ -18,14 +21,44 @@ from estimator_accum.rows.states import FIXED, Mixed, State
     *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D", "LRN"),
     *("MaxPool", "MaxPoolV2", "MaxPool3D", "AvgPool", "AvgPool3D"),
     *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
-    *("SpaceToDepth", "DepthToSpace", "ExtractImagePatches", "AdjustContrastv2"),
+    *("SpaceToDepth", "DepthToSpace", "ExtractImagePatches", "MaxPoolWithArgmax"),
 )
 def _images(analysis, operation, states):
     state = only_first(states)
-    # Images have a height, width and channels; AdjustContrastv2 takes a single one, too.
-    if state.axis or analysis.rank(operation.inputs[0]) < 4:
+    if state.axis:
         raise Mixed(ALONG)
+    has_places = operation.type == "MaxPoolWithArgmax"
+    if has_places and operation.get_attr("include_batch_in_index"):
+        raise Mixed(PLACE)
     return state
+
+
+@rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _transforms(analysis, operation, states):
+    without_places(states)
+    images, transforms, *others = states
+    if images.kind != "rows" or images.axis or {*others} - {FIXED}:
+        raise Mixed(ALONG)
+    if transforms == FIXED:  # one for all images
+        check_length_1(analysis.dims(operation.inputs[1])[0])
+    elif transforms != images:
+        raise Mixed(UNLIKE)
+    return images
+
+
+@rule("DrawBoundingBoxes", "DrawBoundingBoxesV2", "CombinedNonMaxSuppression")
+@rule("ExtractGlimpse", "ExtractGlimpseV2")
+def _beside_images(analysis, operation, states):
+    without_places(states)
+    places = [0, 2] if operation.type.startswith("Extract") else [0, 1]
+    rows = [states[place] for place in places]
+    others = [state for i, state in enumerate(states) if i not in places]
+    if rows[0] != rows[1] or rows[0].axis or {*others} - {FIXED}:
+        raise Mixed(UNLIKE)
+    has_noise = "noise" in operation.node_def.attr
+    if has_noise and operation.get_attr("noise") != b"zero":
+        raise Mixed("it draws random numbers for all examples")
+    return rows[0]
 
 
 @rule("MaxPoolGrad", "AvgPoolGrad", "MaxPoolGradGrad", "ResizeBilinearGrad")

@@ -9,30 +9,34 @@ from estimator_accum.rows.states import Mixed
 
 ELEMENTWISE = (
     *("Abs", "AccumulateNV2", "Acos", "Acosh", "AddN", "Angle", "ApproximateEqual"),
-    *("AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e", "BesselI1e"),
-    *("Betainc", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Ceil"),
-    *("CheckNumerics", "CheckNumericsV2", "ClipByValue", "Complex", "ComplexAbs"),
-    *("Conj", "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad", "Equal"),
-    *("Erf", "Erfc", "Erfinv", "Exp", "Expm1", "FakeQuantWithMinMaxArgs"),
-    *("FakeQuantWithMinMaxVars", "Floor", "FloorDiv", "FloorMod", "Greater"),
-    *("GreaterEqual", "Igamma", "Igammac", "Imag", "Inv", "InvGrad", "Invert"),
-    *("IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual"),
-    *("Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum"),
-    *("Minimum", "Mod", "MulNoNan", "Ndtri", "Neg", "NextAfter", "NotEqual"),
-    *("OnesLike", "Polygamma", "Pow", "PreventGradient", "Real", "RealDiv"),
-    *("Reciprocal", "ReciprocalGrad", "RegexFullMatch", "RegexReplace", "Relu"),
-    *("Relu6", "Relu6Grad", "ReluGrad", "Rint", "Round", "Rsqrt", "RsqrtGrad"),
-    *("SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh"),
-    *("Snapshot", "Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "Sqrt"),
+    *("AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0", "BesselI0e"),
+    *("BesselI1", "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0", "BesselK0e"),
+    *("BesselK1", "BesselK1e", "BesselY0", "BesselY1", "Betainc", "BitwiseAnd"),
+    *("BitwiseOr", "BitwiseXor", "Bucketize", "Ceil", "CheckNumerics"),
+    *("CheckNumericsV2", "ClipByValue", "Complex", "ComplexAbs", "Conj", "Cos", "Cosh"),
+    *("Dawsn", "Digamma", "Div", "DivNoNan", "Elu", "EluGrad"),
+    *("Equal", "Erf", "Erfc", "Erfinv", "Exp", "Expint", "Expm1"),
+    *("FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "Floor", "FloorDiv"),
+    *("FloorMod", "FresnelCos", "FresnelSin", "Greater", "GreaterEqual", "Igamma"),
+    *("Igammac", "Imag", "Inv", "InvGrad", "Invert", "IsFinite", "IsInf", "IsNan"),
+    *("LeakyRelu", "LeakyReluGrad", "LeftShift", "Less", "LessEqual", "Lgamma", "Log"),
+    *("Log1p", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mod"),
+    *("MulNoNan", "Ndtri", "Neg", "NextAfter", "NotEqual", "OnesLike", "Polygamma"),
+    *("PopulationCount", "Pow", "PreventGradient", "Real", "RealDiv", "Reciprocal"),
+    *("ReciprocalGrad", "RegexFullMatch", "RegexReplace", "Relu", "Relu6", "Relu6Grad"),
+    *("ReluGrad", "RightShift", "Rint", "Round", "Rsqrt", "RsqrtGrad", "SelectV2"),
+    *("Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh", "Snapshot"),
+    *("Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "Spence", "Sqrt"),
     *("SqrtGrad", "Square", "SquaredDifference", "StaticRegexFullMatch"),
     *("StaticRegexReplace", "StringJoin", "StringLength", "StringLower", "StringStrip"),
     *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong"),
     *("StringToNumber", "StringUpper", "Tan", "Tanh", "TanhGrad", "TruncateDiv"),
-    *("TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike", "Zeta"),
+    *("TruncateMod", "UnicodeScript", "UnicodeTranscode", "Xdivy", "Xlog1py", "Xlogy"),
+    *("ZerosLike", "Zeta"),
 )
 
 
-@rule(*ELEMENTWISE)
+@rule(*ELEMENTWISE, "Substr")
 def _of_values(analysis, operation, states):
     without_places(states)
     return broadcast(analysis, list(operation.inputs), states, operation.outputs[0])

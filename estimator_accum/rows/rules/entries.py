@@ -10,6 +10,7 @@ with a distance. L, M = lists of entries.
 
 import tensorflow as tf
 
+from estimator_accum.rows.rules.blocks import blocks_apart, blocks_of, one_block
 from estimator_accum.rows.rules.dims import axes_of
 from estimator_accum.rows.rules.refusals import (
     ALONG,
@@ -85,7 +86,8 @@ def _where(analysis, operation, states):
     if _are_rows(state):
         result = _of(name, distance=state.span, is_first=True)
         return _set(analysis, output, result, Size(rank))
-    if _are_values(state) and rank == 1:  # places of the entries that are chosen
+    is_list = _are_values(state) and blocks_of(state.of) is None
+    if is_list and rank == 1:  # places of the entries that are chosen
         return _set(analysis, output, _of(name, places=state.of), ONE)
     raise Mixed(ALONG)
 
@@ -242,8 +244,10 @@ def _pass(analysis, operation, states):
 @rule("StridedSlice", table=RULES_OF_ENTRIES)
 def _column(analysis, operation, states):
     state = states[0]
-    if state.kind != "entries" or not state.is_place:
+    if state.kind != "entries":
         return None
+    if not state.is_place:
+        return one_block(analysis, operation, state)
     masks = {
         "begin_mask": 1,
         "end_mask": 1,
@@ -264,8 +268,11 @@ def _column(analysis, operation, states):
 @rule("Reshape", "Squeeze", table=RULES_OF_ENTRIES)
 def _flatten(analysis, operation, states):
     state, tensor = states[0], operation.inputs[0]
-    if state.kind != "entries" or not state.is_place:
+    if state.kind != "entries":
         return None
+    if not state.is_place:
+        is_reshape = operation.type == "Reshape"
+        return blocks_apart(analysis, operation, state) if is_reshape else None
     if analysis.dims(tensor)[1:] not in ([], [ONE]):
         raise Mixed(PLACE)
     if operation.type == "Squeeze":
@@ -313,8 +320,8 @@ def _scatter(analysis, operation, states):
 )
 def _segments(analysis, operation, states):
     values, numbers, *_ = states
-    if values.kind != "entries":
-        raise Mixed(ALONG)
+    if numbers.kind != "entries":
+        return None
     if not _are_values_of(values, numbers.of):
         raise Mixed(_OTHER)
     return _by_example(analysis, operation, numbers, operation.inputs[2:])
@@ -329,6 +336,8 @@ def _segments(analysis, operation, states):
 )
 def _sparse_segments(analysis, operation, states):
     table, places, numbers, *_ = states
+    if places.kind == numbers.kind == "fixed":
+        return None
     if places.kind != "entries" or places.of != numbers.of:
         raise Mixed(_OTHER)
     is_fixed = table == FIXED and not places.is_place

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.rows.rules.refusals import BY_VALUES, without_places
+from estimator_accum.rows.rules.refusals import BY_VALUES, UNLIKE, without_places
 from estimator_accum.rows.rules.table import rule
 from estimator_accum.rows.sizes import ONE
 from estimator_accum.rows.states import Mixed, State
@@ -43,7 +43,8 @@ def _gather(analysis, operation, states):
         if (places.axis, places.span) == (table.axis, table.span):
             return table
     if not batch_dims and axis == table.axis == 0 and places.distance is not None:
-        return _from_own(analysis, operation, places, table)
+        tensor, numbers = operation.inputs[:2]
+        return _from_own(analysis, numbers, places, tensor, table)
     raise Mixed(BY_VALUES)
 
 
@@ -72,12 +73,11 @@ def _from_fixed(analysis, operation, places: State, axis: int) -> State:
     return result
 
 
-def _from_own(analysis, operation, state: State, table: State) -> State:
+def _from_own(analysis, places, state: State, tensor, table: State) -> State:
     """Returns the state of rows that are looked up by the number of their example."""
     if state.distance != table.span:
         raise Mixed(BY_VALUES)
     if not state.is_number:
-        tensor, places = operation.inputs[:2]
         analysis.guards.append(Guard(places, state.axis, tensor))
     return state._replace(distance=None, is_number=False, is_first=False)
 
@@ -98,3 +98,16 @@ def _gather_nd(analysis, operation, states):
     if table.kind == "rows" and table.axis == 0 and is_own:
         return places._replace(distance=None, is_number=False, is_first=False)
     raise Mixed(BY_VALUES)
+
+
+@rule("CropAndResize")
+def _crops(analysis, operation, states):
+    images, boxes, places, size = states
+    without_places([images, boxes, size])
+    if images.kind != "rows" or images.axis or size.kind != "fixed":
+        raise Mixed(BY_VALUES)
+    if places.kind != "rows" or places.distance != images.span:
+        raise Mixed(BY_VALUES)
+    if boxes != State("rows", 0, places.span):
+        raise Mixed(UNLIKE)
+    return _from_own(analysis, operation.inputs[2], places, operation.inputs[0], images)

@@ -14,7 +14,12 @@ from estimator_accum.rows.integers import OF_SHAPE
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from tests.helpers.oracles.attacked_rules import attack
-from tests.helpers.oracles.rule_inputs import MAKERS, numbers_of_entries, some_sizes
+from tests.helpers.oracles.rule_inputs import (
+    MAKERS,
+    blocks_of_rows,
+    numbers_of_entries,
+    some_sizes,
+)
 
 # The parts of a loop or TensorArray of TensorFlow 1, which the rest cannot be without,
 # and names of operations that are others' under a second name.
@@ -61,4 +66,11 @@ def test_numbers_of_entries_are_those_of_their_examples(request):
     findings = []
     for seed in range(request.config.getoption("--attacks") // 10):
         findings += attack("numbers", numbers_of_entries, seed).findings
+    assert not findings, "\n".join(findings)
+
+
+def test_blocks_of_rows_are_in_the_order_of_their_examples(request):
+    findings = []
+    for seed in range(request.config.getoption("--attacks") // 10):
+        findings += attack("blocks", blocks_of_rows, seed).findings
     assert not findings, "\n".join(findings)

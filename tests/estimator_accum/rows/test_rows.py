@@ -100,6 +100,10 @@ def _cell(x):
     return v1.nn.dynamic_rnn(v1.nn.rnn_cell.GRUCell(3), x, dtype=tf.float32)[0]
 
 
+def _boxes(x):
+    return tf.sigmoid(x[:, :, :4]) / 4 + [0.0, 0.0, 0.5, 0.5]
+
+
 # Name: (tensors of the parts, axis of the examples, rows for each example).
 _ROWS = {
     "reduced": (lambda x: [tf.reduce_sum(x, 2), tf.reduce_max(x, [1, 2])], 0, 1),
@@ -150,6 +154,93 @@ _ROWS = {
               for f in (tf.signal.fft, tf.signal.ifft)),
             tf.abs(tf.signal.rfft(images)), tf.signal.irfft(tf.signal.rfft(images)),
         ], 0, 1,
+    ),
+    "pixels": (
+        lambda images: [
+            *(f(images[..., :3]) for f in (tf.image.rgb_to_hsv, tf.image.hsv_to_rgb)),
+            raw.AdjustHue(images=images[..., :3], delta=0.1),
+            raw.AdjustSaturation(images=images[..., :3], scale=0.5),
+        ], 0, 1,
+    ),
+    "images and boxes": (
+        lambda images, x: [
+            raw.ImageProjectiveTransformV2(
+                images=images, transforms=tf.reshape(x[:, :2, :4], [-1, 8]),
+                output_shape=[3, 3], interpolation="BILINEAR"),
+            raw.ImageProjectiveTransformV3(
+                images=images, transforms=_static([1, 8]), output_shape=[3, 3],
+                fill_value=0.0, interpolation="BILINEAR"),
+            raw.DrawBoundingBoxes(images=images, boxes=_boxes(x)),
+            raw.DrawBoundingBoxesV2(
+                images=images, boxes=_boxes(x), colors=_static([2, 4])),
+            *(f(input=images, size=[2, 2], offsets=x[:, 0, :2], noise="zero",
+                uniform_noise=False) for f in (raw.ExtractGlimpse, raw.ExtractGlimpseV2)),
+            *tf.image.combined_non_max_suppression(
+                _boxes(x)[:, :, None], x[:, :, 4:], 2, 3),
+            *raw.MaxPoolWithArgmax(input=images, ksize=[1, 2, 2, 1],
+                                   strides=[1, 2, 2, 1], padding="VALID"),
+        ], 0, 1,
+    ),
+    "crops by number": (
+        lambda images, x: tf.image.crop_and_resize(
+            images, _boxes(x)[:, 0], tf.range(tf.shape(x)[0]), [3, 3]), 0, 1,
+    ),
+    "numbers among others": (
+        lambda x, ids, length: [
+            tf.searchsorted(tf.cumsum(tf.abs(x), 2), x),
+            tf.searchsorted(tf.cumsum(tf.abs(x), 2), x, "right"),
+            tf.linalg.cross(x[..., :3], x[..., 3:]),
+            tf.math.in_top_k(length, x[:, 0], 2),
+            raw.InTopK(predictions=x[:, 0], targets=length, k=2),
+            *tf.math.approx_max_k(x[:, 0], 2),
+            tf.math.bincount(ids, minlength=4, maxlength=4, axis=-1),
+            tf.math.bincount(ids, x[..., 0], 3, 3, axis=-1),
+            tf.math.bincount(ids, minlength=4, maxlength=4, axis=-1, binary_output=True),
+        ], 0, 1,
+    ),
+    "parts of texts": (
+        lambda texts, length: [
+            tf.strings.substr(texts, 0, 1), tf.strings.reduce_join(texts, 1),
+            tf.strings.substr(texts[:, 0], length % 2, length),
+        ], 0, 1,
+    ),
+    "segments of columns": (
+        lambda x: [
+            *(f(tf.transpose(x, [1, 0, 2]), [0, 0, 1, 1]) for f in (
+                tf.math.segment_sum, tf.math.segment_mean, tf.math.segment_max,
+                tf.math.segment_min, tf.math.segment_prod)),
+            *(f(tf.transpose(x, [1, 0, 2]), [0, 1, 0, 1], 2) for f in (
+                tf.math.unsorted_segment_sum, tf.math.unsorted_segment_max,
+                tf.math.unsorted_segment_min, tf.math.unsorted_segment_prod)),
+            *(f(tf.transpose(x, [1, 0, 2]), [0, 3], [0, 0]) for f in (
+                tf.sparse.segment_sum, tf.sparse.segment_mean,
+                tf.sparse.segment_sqrt_n)),
+            *(f(tf.transpose(x, [1, 0, 2]), [0, 3], [0, 0], 2) for f in (
+                tf.sparse.segment_sum, tf.sparse.segment_mean,
+                tf.sparse.segment_sqrt_n)),
+        ], 1, 1,
+    ),
+    "segments of texts": (lambda texts: tf.strings.unsorted_segment_join(
+        tf.transpose(texts), [0, 0], 1), 1, 1),
+    "dilated": (
+        lambda images: [
+            tf.nn.conv2d(images, _static([2, 2, 4, 2]), 1, "SAME", dilations=2),
+            tf.nn.convolution(images, _static([2, 2, 4, 2]), padding="SAME", dilations=2),
+            raw.BatchToSpace(input=tf.tanh(raw.SpaceToBatch(
+                input=images, paddings=[[0, 0], [0, 0]], block_size=2)),
+                crops=[[0, 0], [0, 0]], block_size=2),
+        ], 0, 1,
+    ),
+    "two views": (
+        lambda x: [
+            *tf.split(tf.tanh(tf.concat([x, -x], 0)), 2),
+            *tf.split(tf.tile(x, [3, 1, 1]) + tf.concat([x, -x, x], 0), 3),
+            *(z for views in [tf.nn.softmax(tf.concat([x, -x], 0))]
+              for n in [tf.shape(x)[0]] for z in (views[:n], views[n:])),
+        ], 0, 1,
+    ),
+    "two views, stacked": (
+        lambda x: tf.reshape(tf.concat([x, -x], 0), [2, tf.shape(x)[0], 4, 6]), 1, 1
     ),
     "signals": (
         lambda x: [
@@ -409,8 +500,14 @@ _MIXED = {
     "squeezed": lambda x: raw.Squeeze(input=x[:, :1]),
     "chosen": lambda x, y: [x[1:], x[0], x[::2],
                             tf.gather(x, [0]), tf.unstack(x[:8], 8)[0], x[:tf.shape(x)[1]]],
-    "joined": lambda x: [tf.concat([x, x], 0), tf.tile(x, [2, 1, 1]),
-                         tf.pad(x, [[1, 0], [0, 0], [0, 0]])],
+    "joined": lambda x: tf.pad(x, [[1, 0], [0, 0], [0, 0]]),
+    "joined blocks": lambda x: [
+        tf.reduce_sum(z, 0) for z in (tf.concat([x, x], 0), tf.tile(x, [2, 1, 1]))
+    ],
+    "blocks of others": lambda x, y: [
+        tf.split(tf.concat([x, x], 0), 4)[0], tf.concat([y, y], 0) * tf.concat([y] * 3, 0),
+        tf.concat([y, y], 0)[1:], tf.reshape(tf.concat([y, y], 0), [-1, 2]),
+    ],
     "sizes": lambda y: [y * tf.cast(tf.shape(y)[0], tf.float32),
                         tf.one_hot(tf.cast(y, tf.int32), tf.shape(y)[0])],
     "places": lambda y: [tf.cast(tf.range(tf.shape(y)[0]), tf.float32),

@@ -20,6 +20,7 @@ import tensorflow as tf
 from estimator_accum.graph.names import DRAWS
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import State
 
@@ -214,7 +215,7 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
         analysis = Analysis((), states=attacked.states)
         analysis.analyze(outputs)
         judged = [t for t in outputs if t.dtype not in (tf.variant, tf.resource)]
-        sizes = [_known(analysis, tensor, graph) for tensor in judged]
+        sizes = [_known(attacked, analysis, tensor) for tensor in judged]
         judge = _Judge(attacked, analysis, judged, sizes)
         try:
             with v1.Session(graph=graph, config=_ONE_THREAD) as session:
@@ -234,9 +235,9 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
     return outcome
 
 
-def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
+def _known(attacked: Attack, analysis: Analysis, tensor: tf.Tensor) -> dict:
     """Returns the sizes that the analysis knows of a tensor, each with its origin."""
-    sizes = {}
+    sizes, graph = {}, tensor.graph
     if analysis.knows_dims(tensor) and analysis.state(tensor).kind in (
         "rows",
         "entries",
@@ -251,12 +252,16 @@ def _known(analysis: Analysis, tensor: tf.Tensor, graph) -> dict:
         for size in functools.reduce(operator.iadd, sizes.values(), [])
         for s in size.symbols
     }
-    sizes["symbols"] = {symbol: _meaning(symbol, graph) for symbol in symbols}
+    sizes["symbols"] = {symbol: _meaning(symbol, graph, attacked) for symbol in symbols}
     return sizes
 
 
-def _meaning(symbol: str, graph) -> tf.Tensor:
+def _meaning(symbol: str, graph, attacked: Attack) -> tf.Tensor:
     """Returns the size that has a name: of an axis, or a number."""
+    if blocks := blocks_of(symbol[1:]):
+        part, (number, span) = attacked.parts[0], blocks
+        rows = tf.shape(part.tensor)[part.axis]
+        return rows // part.values.shape[1] * number * span
     if symbol.startswith("#"):
         return _number_of_entries(symbol[1:], graph)
     name, *place = symbol.removesuffix("]").split("[")
@@ -340,6 +345,7 @@ class _Judge:
             for tensor, sizes in zip(self._tensors, self._known, strict=True)
         ]
         results, guarded = session.run([fetches, guards], feeds)
+        results = [(np.asarray(value), symbols) for value, symbols in results]
         for guard, (places, rows) in zip(self._analysis.guards, guarded, strict=True):
             owners = np.moveaxis(places // (rows // len(examples)), guard.axis, 0)
             owners = owners.reshape(len(examples), -1)
@@ -367,6 +373,11 @@ class _Judge:
                 ]
             # A convolution of no image has another shape.
             parts = [part for part in parts if len(part)] or parts
+            if blocks := blocks_of(state.of):
+                parts = [part.reshape(blocks[0], -1, *part.shape[1:]) for part in parts]
+                joined = np.concatenate(parts, 1).reshape(together[i][0].shape)
+                self._compare(tensor, together[i][0], joined, _TOLERANCE, "the others")
+                continue
             if len({part.shape[1:] for part in (*parts, together[i][0])}) > 1:
                 self._say(tensor, "depends in its shape on the others")
                 continue

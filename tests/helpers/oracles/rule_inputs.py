@@ -43,6 +43,7 @@ NEEDED = {  # attributes that an operation has no default for
     "StaticRegexReplace": {"pattern": "a", "rewrite": "b"},
     "StaticRegexFullMatch": {"pattern": "a.*"},
     "Cast": {"DstT": tf.int32},
+    "UnicodeTranscode": {"input_encoding": "UTF-8", "output_encoding": "UTF-8"},
 }
 _SCALARS = {
     "RegexReplace": {"pattern": "a", "rewrite": "b"},
@@ -112,6 +113,13 @@ def _arithmetic(a, kind):
     return getattr(raw, kind)(x=places, y=a.any(a.shape(a.one_of(0, 1, 2)), tf.int32))
 
 
+@_for("Substr")
+def _part_of_text(a, kind):
+    shape, texts = a.shape(2), a.any(a.shape(2), tf.string)
+    bounds = {"pos": a.any(shape, tf.int32), "len": a.any(shape, tf.int32)}
+    return raw.Substr(input=tf.strings.join([texts, "abc"]), **bounds)
+
+
 @_for("Select")
 def _select(a, kind):
     shape = a.shape(2)
@@ -171,14 +179,53 @@ def _tensor(a: Attack, ranks, dtype=tf.float32, **options):
     return a.rows(a.shape(rank - 1), dtype, None, span, **options), rank
 
 
-@_for("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm", "All", "Any")
+@_for("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm", "All", "Any", "ReduceJoin")
 def _reduce(a, kind):
-    dtype = tf.bool if kind in ("All", "Any") else tf.float32
-    tensor, rank = _tensor(a, (1, 2, 3), dtype)
-    axes = _axis(a, rank, int(a.chance.integers(rank + 1)))
-    return getattr(raw, kind)(
-        input=tensor, axis=tf.constant(axes, tf.int32), keep_dims=a.happens()
+    dtypes = {"All": tf.bool, "Any": tf.bool, "ReduceJoin": tf.string}
+    tensor, rank = _tensor(a, (1, 2, 3), dtypes.get(kind, tf.float32))
+    axes = tf.constant(_axis(a, rank, int(a.chance.integers(rank + 1))), tf.int32)
+    arguments = {"inputs": tensor, "reduction_indices": axes}
+    return _call(kind, input=tensor, axis=axes, keep_dims=a.happens(), **arguments)
+
+
+@_for("ApproxTopK")
+def _largest(a, kind):
+    tensor, rank = _tensor(a, (1, 2, 3))
+    return raw.ApproxTopK(input=tensor, k=1, reduction_dimension=_axis(a, rank))
+
+
+@_for("Cross")
+def _cross_product(a, kind):
+    shape = [*a.shape(a.one_of(1, 2)), 3]
+    return raw.Cross(a=a.any(shape), b=a.any(shape))
+
+
+@_for("LowerBound", "UpperBound")
+def _search(a, kind):
+    number = a.one_of(1, a.examples)
+    table = a.any([number, a.length()], plus=lambda rows: np.sort(rows))
+    return getattr(raw, kind)(sorted_inputs=table, values=a.any([number, a.length()]))
+
+
+@_for("DenseBincount")
+def _counts(a, kind):
+    shape = a.shape(a.one_of(1, 2, 2, 2))
+    weights = a.one_of(tf.zeros([0]), a.any(shape), a.any(shape[:1]))
+    return raw.DenseBincount(
+        input=a.any(shape, tf.int32),
+        size=a.one_of(3, _clamped_size(a)),
+        weights=weights,
+        binary_output=a.happens(),
     )
+
+
+def _clamped_size(a: Attack) -> tf.Tensor:
+    """Returns a size between bounds that leave a choice, or none."""
+    size = tf.reduce_max(a.rows([], tf.int32))
+    bounds = a.one_of((3, 3), (3, 4), (2, 3), (3, 2))
+    if a.happens():
+        return tf.minimum(bounds[0], tf.maximum(bounds[1], size))
+    return tf.maximum(tf.minimum(size, bounds[0]), bounds[1])
 
 
 @_for("ArgMax", "ArgMin")
@@ -266,10 +313,17 @@ def _set_diagonal(a, kind):
 # Images.
 
 
-def _images(a: Attack, rank: int = 4, channels: int = 2):
+def _images(a: Attack, rank: int = 4, channels: int = 2, span: int | None = None):
     shape = [4] * (rank - 2) + [channels]
     axis = 0 if a.happens(0.8) else None
-    return a.rows(shape, axis=axis, span=a.one_of(1, 1, 2))
+    return a.rows(shape, axis=axis, span=span or a.one_of(1, 1, 2))
+
+
+def _images_beside(a: Attack, channels: int = 2):
+    """Returns images, and mostly their number."""
+    span = a.one_of(1, 1, 2)
+    number = a.examples * (span if a.happens(0.8) else a.one_of(1, 2))
+    return _images(a, channels=channels, span=span), number
 
 
 _WINDOW = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
@@ -311,6 +365,76 @@ def _pool_3d(a, kind):
 @_for("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea")
 def _resize(a, kind):
     return getattr(raw, kind)(images=_images(a), size=[3, a.length()])
+
+
+@_for("HSVToRGB", "RGBToHSV", "AdjustHue", "AdjustSaturation")
+def _pixels(a, kind):
+    images, change = a.any([*a.shape(a.one_of(1, 2, 3)), 3]), a.any([])
+    return _call(kind, images=images, delta=change, scale=change)
+
+
+@_for("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _transforms(a, kind):
+    images, number = _images_beside(a)
+    number = a.one_of(1, number, number)
+    return _call(
+        kind,
+        images=images,
+        transforms=a.any([number, 8]),
+        output_shape=[3, a.length()],
+        interpolation=a.one_of("NEAREST", "BILINEAR"),
+        fill_value=0.0,
+        fill_mode=a.one_of("REFLECT", "CONSTANT"),
+    )
+
+
+@_for("DrawBoundingBoxes", "DrawBoundingBoxesV2")
+def _drawn_boxes(a, kind):
+    images, number = _images_beside(a, channels=3)
+    arguments = {"boxes": a.any([number, 2, 4], plus=np.sort), "colors": a.any([2, 3])}
+    return _call(kind, images=images, **arguments)
+
+
+@_for("ExtractGlimpse", "ExtractGlimpseV2")
+def _glimpse(a, kind):
+    images, number = _images_beside(a)
+    noise = a.one_of("zero", "zero", "uniform", "gaussian")
+    options = {"uniform_noise": False, "noise": noise, "normalized": a.happens()}
+    return _call(kind, input=images, size=[2, 6], offsets=a.any([number, 2]), **options)
+
+
+@_for("CombinedNonMaxSuppression")
+def _suppressed(a, kind):
+    classes = a.length()
+    return raw.CombinedNonMaxSuppression(
+        boxes=a.any([a.examples, 3, a.one_of(1, classes), 4]),
+        scores=a.any([a.examples, 3, classes]),
+        max_output_size_per_class=2,
+        max_total_size=a.length(),
+        iou_threshold=0.5,
+        score_threshold=0.3,
+        pad_per_class=a.happens(),
+    )
+
+
+@_for("MaxPoolWithArgmax")
+def _places_of_largest(a, kind):
+    in_batch = a.happens()
+    return raw.MaxPoolWithArgmax(
+        input=_images(a), include_batch_in_index=in_batch, **_WINDOW
+    )
+
+
+@_for("CropAndResize")
+def _crops(a, kind):
+    span = a.one_of(1, 1, 2)
+    places = a.places(a.one_of(span, span, span, 1), [], a.happens())
+    places = a.any([a.examples], tf.int32) if a.happens(0.2) else places
+    images = a.rows([4, 4, 2], axis=0, span=span)
+    boxes = a.any([a.examples, 4])
+    return raw.CropAndResize(
+        image=images, boxes=boxes, box_ind=places, crop_size=[2, 3]
+    )
 
 
 @_for("SpaceToDepth", "DepthToSpace", "ExtractImagePatches", "AdjustContrastv2")
@@ -826,12 +950,25 @@ def _scatter(a, kind):
     return _call(kind, **arguments, indices=indices, updates=values, shape=shape)
 
 
+@_for("UnsortedSegmentJoin")
+def _fixed_segments(a, kind):
+    shape = a.shape(3)
+    data = a.any(shape, tf.string if kind.endswith("Join") else tf.float32)
+    rank = a.one_of(1, 2) if kind.startswith("Unsorted") else 1
+    numbers = np.sort(a.chance.integers(0, 2, shape[:rank]), 0).astype(np.int32)
+    arguments = {"data": data, "inputs": data, "segment_ids": tf.constant(numbers)}
+    arguments["num_segments"] = a.one_of(2, a.number_of_examples())
+    return _call(kind, **arguments, indices=np.arange(shape[0]) % 2)
+
+
 _SEGMENTS = ("Sum", "Mean", "Max", "Min", "Prod")
 
 
 @_for(*(f"Segment{name}" for name in _SEGMENTS))
 @_for(*(f"UnsortedSegment{name}" for name in _SEGMENTS if name != "Mean"))
 def _segments(a, kind):
+    if a.happens(0.3):
+        return _fixed_segments(a, kind)
     indices, values, shape = (_sparse if a.happens(0.3) else _filled)(a)
     values = a.any([a.examples]) if a.happens(0.1) else values
     numbers = indices[:, a.one_of(0, 0, 0, 1)]
@@ -846,6 +983,8 @@ _MEANS = ("Sum", "Mean", "SqrtN")
 @_for(*(f"SparseSegment{name}" for name in _MEANS))
 @_for(*(f"SparseSegment{name}WithNumSegments" for name in _MEANS))
 def _sparse_segments(a, kind):
+    if a.happens(0.3):
+        return _fixed_segments(a, kind)
     indices, values, shape = (_sparse if a.happens(0.3) else _filled)(a, tf.int32)
     unique = raw.Unique(x=values)
     table = a.fixed([9, 2])
@@ -923,7 +1062,87 @@ def numbers_of_entries(a: Attack) -> list[tf.Tensor]:
     return results
 
 
+# Blocks.
+
+
+@_for("SpaceToBatchND", "SpaceToBatch", "BatchToSpaceND", "BatchToSpace")
+def _space_and_batch(a, kind):
+    images, block = _images(a, 4), a.one_of(1, 2, 2)
+    if not kind.endswith("ND"):
+        block = 2
+    general = {"block_shape": [block, 2], "paddings": [[0, 0], [0, 0]]}
+    if a.happens(0.3):
+        general = {"block_shape": [block], "paddings": [[0, 0]]}
+    plain = {"block_size": block, "paddings": [[0, 0], [0, 0]]}
+    if kind.endswith("ND"):
+        blocks = raw.SpaceToBatchND(input=images, **general)
+        back = {"block_shape": general["block_shape"][:: a.one_of(1, -1)]}
+        back["crops"] = general["paddings"]
+        return blocks, raw.BatchToSpaceND(input=tf.tanh(blocks), **back)
+    blocks = raw.SpaceToBatch(input=images, **plain)
+    if a.happens(0.3):
+        blocks = tf.concat([images, images] * 2, 0)
+    crops = plain["paddings"]
+    return blocks, raw.BatchToSpace(input=blocks * 2, block_size=2, crops=crops)
+
+
+_ON_BLOCKS = (
+    lambda a, z, n: tf.split(z, 2, 0),
+    lambda a, z, n: tf.split(z, 3, 0),
+    lambda a, z, n: [z[:n], z[n:]],
+    lambda a, z, n: [z[n : 2 * n], z[2 * n :]],
+    lambda a, z, n: tf.reshape(z, [2, -1, z.shape[1]]),
+    lambda a, z, n: tf.reshape(z, [2, n, z.shape[1]]),
+    lambda a, z, n: tf.reshape(z, [-1, 2, z.shape[1]]),
+    lambda a, z, n: tf.reshape(z, [n, -1]),
+    lambda a, z, n: tf.matmul(z, a.any([z.shape[1], 2])),
+    lambda a, z, n: tf.nn.softmax(z),
+    lambda a, z, n: tf.nn.softmax(z, 0),
+    lambda a, z, n: z * a.any([2 * a.examples, 1]),
+    lambda a, z, n: z + tf.concat([z, z], 0)[: tf.shape(z)[0]],
+    lambda a, z, n: z * tf.cast(tf.shape(z)[0], z.dtype),
+    lambda a, z, n: tf.where(z > 0.5),
+    lambda a, z, n: tf.boolean_mask(z, z[:, 0] > 0.5),
+    lambda a, z, n: tf.gather(a.fixed([3, 2]), tf.cast(z * 3, tf.int32)),
+    lambda a, z, n: tf.transpose(z),
+    lambda a, z, n: tf.reverse(z, [0]),
+    lambda a, z, n: tf.concat([z, z], 1),
+    lambda a, z, n: tf.concat([z, z], 0),
+    lambda a, z, n: tf.tile(z, [2, 1]),
+    lambda a, z, n: tf.tile(z, [1, 2]),
+    lambda a, z, n: tf.reduce_sum(z, 0),
+    lambda a, z, n: tf.unique(tf.cast(z[:, 0] * 3, tf.int32)),
+    lambda a, z, n: z[: a.examples],
+    lambda a, z, n: z[1:],
+)
+
+
+def blocks_of_rows(a: Attack) -> list[tf.Tensor]:
+    """Returns results of some operations on rows that are joined."""
+    shape, span = [a.length()], a.one_of(1, 1, 2)
+    first = a.rows(shape, axis=0, span=span)
+    second = a.rows(shape, axis=0, span=a.one_of(span, span, 1))
+    parts = a.one_of([first, second], [first, second, first], [second, first])
+    blocks = tf.concat(parts, 0) if a.happens(0.7) else tf.tile(first, [2, 1])
+    results = [blocks]
+    for _ in range(4):
+        step = a.one_of(*_ON_BLOCKS)
+        try:
+            tensor = results[int(a.chance.integers(len(results)))]
+            results += tf.nest.flatten(step(a, tensor, a.number_of_examples() * span))
+        except (ValueError, TypeError, IndexError):
+            continue
+    return results
+
+
 # Losses and sequences.
+
+
+@_for("InTopK", "InTopKV2")
+def _is_among_the_largest(a, kind):
+    shape = [a.one_of(a.examples, 1), a.length()]
+    labels = a.any(shape[:1], tf.int32)
+    return _call(kind, predictions=a.any(shape), targets=labels, k=a.one_of(1, 2))
 
 
 @_for("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")

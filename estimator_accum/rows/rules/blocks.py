@@ -1,0 +1,162 @@
+"""Rules of blocks: lists that repeat all examples, one block after the other.
+
+    tf.concat([a, b], 0)    2 blocks, of a's rows and of b's
+    SpaceToBatchND          a block for each place of a pixel, as dilated convolutions do
+
+A block is in the order of the examples, the list is not.
+"""
+
+import itertools
+import re
+
+from estimator_accum.rows.rules.dims import axes_of
+from estimator_accum.rows.rules.refusals import ALONG
+from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
+from estimator_accum.rows.sizes import ONE, N, Size
+from estimator_accum.rows.states import Mixed, State
+
+_NAME = re.compile(r"(\d+) blocks of (\d+)")
+
+
+def blocks_of(name: str | None) -> tuple[int, int] | None:
+    """Returns the number of a list's blocks, and of rows for each example in one."""
+    match = _NAME.fullmatch(name or "")
+    return match and (int(match[1]), int(match[2]))
+
+
+def _blocks(analysis, operation, number: int, state: State, tail: list) -> State:
+    """Returns the state of blocks of rows; `tail` are the axes behind the first."""
+    if state.kind != "rows" or state.axis or state.is_place:
+        raise Mixed(ALONG)
+    name = f"{number} blocks of {int(state.span)}"
+    result = State("entries", 0, of=name)
+    return analysis.set_dims(operation.outputs[0], result, [None, *tail])
+
+
+def _block(analysis, operation, state: State, tail: list) -> State:
+    """Returns the state of blocks that are taken apart."""
+    _, span = blocks_of(state.of)
+    result = State("rows", 0, Size(span))
+    for output in operation.outputs:
+        analysis.set_dims(output, result, [None, *tail])
+    return result
+
+
+def _number(analysis, operation) -> int:
+    """Returns the number of blocks that an operation makes or takes apart."""
+    if operation.type in ("SpaceToBatch", "BatchToSpace"):
+        return operation.get_attr("block_size") ** 2
+    value = analysis.value(operation.inputs[1])
+    if value is None:
+        raise Mixed("its blocks are not known")
+    number = 1
+    for size in value.flat:
+        number *= int(size)
+    return number
+
+
+def _tail(analysis, operation) -> list:
+    """Returns the axes behind the first, of which those of space change."""
+    is_general = operation.type.endswith("ND")
+    space = operation.inputs[1].shape.num_elements() if is_general else 2
+    if space is None:
+        raise Mixed("its axes are not known")
+    dims = analysis.dims(operation.inputs[0])
+    return [*[None] * space, *dims[1 + space :]]
+
+
+@rule("SpaceToBatchND", "SpaceToBatch", table=RULES_OF_ENTRIES)
+def _to_blocks(analysis, operation, states):
+    state, *others = states
+    if any(other.kind != "fixed" for other in others):
+        raise Mixed(ALONG)
+    number, tail = _number(analysis, operation), _tail(analysis, operation)
+    return _blocks(analysis, operation, number, state, tail)
+
+
+@rule("BatchToSpaceND", "BatchToSpace", table=RULES_OF_ENTRIES)
+def _from_blocks(analysis, operation, states):
+    state, *others = states
+    if any(other.kind != "fixed" for other in others):
+        raise Mixed(ALONG)
+    if not _are_blocks(state, _number(analysis, operation)):
+        raise Mixed(ALONG)
+    return _block(analysis, operation, state, _tail(analysis, operation))
+
+
+def _are_blocks(state: State, number: int) -> bool:
+    blocks = blocks_of(state.of) if state.kind == "entries" else None
+    return blocks is not None and blocks[0] == number and not state.is_place
+
+
+@rule("ConcatV2", table=RULES_OF_ENTRIES)
+def _join(analysis, operation, states):
+    *states, axis = states
+    tensors = operation.inputs[:-1]
+    if axis.kind != "fixed" or any(state.kind != "rows" for state in states):
+        return None
+    rank = analysis.rank(tensors[0])
+    axes = axes_of(analysis, operation.inputs[-1], rank)
+    if axes != {0} or len(states) == 1 or len({*states}) > 1:
+        return None
+    tail = analysis.dims(tensors[0])[1:]
+    return _blocks(analysis, operation, len(states), states[0], tail)
+
+
+@rule("Tile", table=RULES_OF_ENTRIES)
+def _repeat(analysis, operation, states):
+    state, value = states[0], analysis.value(operation.inputs[1])
+    is_along = state.kind == "rows" and not state.axis and states[1].kind == "fixed"
+    if not is_along or value is None or value[0] == ONE:
+        return None
+    tail = [
+        size * times
+        for size, times in zip(analysis.dims(operation.inputs[0]), value, strict=True)
+    ][1:]
+    return _blocks(analysis, operation, int(value[0]), state, tail)
+
+
+@rule("Split", table=RULES_OF_ENTRIES)
+def _take_apart(analysis, operation, states):
+    axis, state = states
+    if axis.kind != "fixed" or not _are_blocks(state, len(operation.outputs)):
+        return None
+    tensor = operation.inputs[1]
+    if axes_of(analysis, operation.inputs[0], analysis.rank(tensor)) != {0}:
+        return None
+    return _block(analysis, operation, state, analysis.dims(tensor)[1:])
+
+
+def one_block(analysis, operation, state: State) -> State | None:
+    """Returns the state of a slice that is one block; None if it may be another."""
+    blocks, tensor = blocks_of(state.of), operation.inputs[0]
+    begin, end, strides = map(analysis.value, operation.inputs[1:])
+    if any(bound is None for bound in (blocks, begin, end, strides)):
+        return None
+    if [*strides] != [ONE]:
+        return None
+    masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+    if state.is_place or any(map(operation.get_attr, masks)):
+        return None
+    number, span = blocks
+    block = N * Size(span)
+    first = Size(0) if operation.get_attr("begin_mask") else begin[0]
+    last = block * Size(number) if operation.get_attr("end_mask") else end[0]
+    bounds = [Size(0), *(block * Size(place + 1) for place in range(number))]
+    if (first, last) not in itertools.pairwise(bounds):
+        return None
+    return _block(analysis, operation, state, analysis.dims(tensor)[1:])
+
+
+def blocks_apart(analysis, operation, state: State) -> State | None:
+    """Returns the state of blocks that get an axis of their own; None without one."""
+    blocks, target = blocks_of(state.of), analysis.value(operation.inputs[1])
+    if blocks is None or target is None or state.is_place:
+        return None
+    (number, span), tail = blocks, analysis.dims(operation.inputs[0])[1:]
+    lengths = (N * Size(span), Size(-1))
+    is_apart = len(target) == len(tail) + 2 and target[0] == Size(number)
+    if not (is_apart and target[1] in lengths and [*target[2:]] == tail):
+        return None
+    result = State("rows", 1, Size(span))
+    return analysis.set_dims(operation.outputs[0], result, [target[0], None, *tail])
