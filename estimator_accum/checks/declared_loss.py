@@ -5,13 +5,14 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data_set_of
 from estimator_accum.graph.functions import library_of_functions, producer_of
-from estimator_accum.graph.names import BATCH_QUEUES, BATCHES
+from estimator_accum.graph.names import BATCH_QUEUES, BATCHES, FED
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.analysis import Analysis
@@ -24,6 +25,7 @@ from estimator_accum.rows.loss_sums import (
     refuse_sum,
     terms_of,
 )
+from estimator_accum.rows.own_divisors import warn_of_own_divisors
 
 _BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
 # Operations whose results are sums or means of elements of their first input.
@@ -62,6 +64,24 @@ def check_declared_loss(
             refuse_sum(loss, all(are_sums), "divide the loss by tf.reduce_sum(weights)")
 
 
+def check_equal_weights(
+    steps: int | Callable, loss: tf.Tensor | None, reduction: str, weight: Any
+) -> None:
+    """Warns of a mean over a number of elements that differs between micro-batches.
+
+    Args:
+        steps: K, or a callable that returns it [micro-steps per update].
+        loss: The loss of a micro-batch; None if it is not known.
+        reduction: "mean" or "sum", as declared.
+        weight: The caller's weight of a micro-batch; None if not given.
+    """
+    is_weighted = reduction == "sum" or weight is not None
+    if loss is None or steps == 1 or is_weighted:
+        return
+    share = "all micro-batches count alike"
+    warn_of_own_divisors(loss, _has_rows, lambda: _analysis_of(loss), share)
+
+
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
     """Returns whether the last thing that is done to a loss is to divide it by K."""
     operation = loss.op
@@ -73,6 +93,22 @@ def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
     if operation.type != "Mul":
         return values[1] is not None and values[1] == steps
     return any(value is not None and abs(value * steps - 1) < 1e-6 for value in values)
+
+
+def _has_rows(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a part of a batch from outside the graph."""
+    if tensor.op.type in FED:
+        return tensor.shape.rank is None or tensor.shape[:1].as_list() == [None]
+    return tensor.op.type in BATCHES and tensor.shape.rank != 0
+
+
+def _analysis_of(loss: tf.Tensor) -> Analysis:
+    needed = data_ancestors([loss.op])
+    outputs = [t for op in needed if op.type in {*BATCHES, *FED} for t in op.outputs]
+    rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
+    analysis = Analysis(rows, [output for output in outputs if output not in rows])
+    analysis.analyze([loss])
+    return analysis
 
 
 def _has_batch(operation: tf.Operation) -> bool:

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from estimator_accum.checks.before_runs import look_at_changes
-from estimator_accum.checks.declared_loss import check_declared_loss
+from estimator_accum.checks.declared_loss import (
+    check_declared_loss,
+    check_equal_weights,
+)
 from estimator_accum.core.arguments import check_graph, check_loss
 from estimator_accum.core.change import (
     are_as_computed,
@@ -143,9 +146,11 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         pairs = [(g if g is None else to_tensor(g), v) for g, v in grads_and_vars]
         loss = _loss_of([g for g, _ in pairs if g is not None])
         gradients, variables, device = check_trained(pairs, loss)
-        if are_as_computed(gradients) and isinstance(clock, EveryKRuns):
-            steps = options.gradient_accumulation_steps
-            check_declared_loss(steps, options.reduction, loss)
+        if isinstance(clock, EveryKRuns):
+            steps, reduction = options.gradient_accumulation_steps, options.reduction
+            if are_as_computed(gradients):
+                check_declared_loss(steps, reduction, loss)
+            check_equal_weights(steps, loss, reduction, options.weight)
         change, multipliers = None, []
         if makes_mean(clock):  # else the given gradients are applied
             change = find_change(gradients, variables, get_windows())

@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.checks.declared_loss import check_declared_loss
+from estimator_accum.checks.declared_loss import (
+    check_declared_loss,
+    check_equal_weights,
+)
 from estimator_accum.core.arguments import check_loss
 from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
@@ -150,6 +153,9 @@ def make_accumulating_train_op(
     gradients, variables, device = check_trained(pairs, loss)
     if isinstance(clock, EveryKRuns):
         check_declared_loss(gradient_accumulation_steps, reduction, loss)
+        check_equal_weights(
+            gradient_accumulation_steps, loss, reduction, options.weight
+        )
     if global_step is None:
         global_step = tf.compat.v1.train.get_or_create_global_step()
     micro_batch = micro_batch_of(

@@ -45,6 +45,7 @@ class WholeBatch(Clock):
         should_recompute: Scalar bool placeholder, whether layers are recomputed; None
             if the model has none, or always recomputes.
         reduction, weight: As given for the first train op; before, `weight` is None.
+        has_own_weight: Whether the caller gave this weight.
         is_auto: As given, in training.
         works: The work that runs beside the train op.
     """
@@ -66,7 +67,7 @@ class WholeBatch(Clock):
         with tf.device("/cpu:0"):
             staged = stage(data, self.begin, self.size)
         self.names, self.stage, self.parts, self.sliced = staged
-        self.reduction, self.weight = reduction, None
+        self.reduction, self.weight, self.has_own_weight = reduction, None, False
         self.should_recompute = None
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.works = Works(self.rows)
@@ -138,10 +139,11 @@ class WholeBatch(Clock):
                 "for a train op beside whole_batch_loss. Leave `weight` out, and pass "
                 "`reduction` to microbatch_model_fn."
             )
-        if weight is None:
-            weight = self.default_weight(reduction)
+        has_own = weight is not None
+        weight = weight if has_own else self.default_weight(reduction)
         if self.weight is None:
             self.weight, self.reduction = weight, reduction
+            self.has_own_weight = has_own
         # One micro-batch of one replica may be the whole batch, and so its own mean.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         has_more = replicas > 1 or reduction == "sum"

@@ -38,10 +38,10 @@ _OF_FIRST = {
 }
 _OF_ANY = {"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul"}
 _OF_ALL = {"Add", "AddN", "AddV2", "Pack", "Sub"}
-_CHOOSING = {"Select", "SelectV2"}
+CHOOSING = {"Select", "SelectV2"}
 _ELEMENTWISE = {
     *("Add", "AddN", "AddV2", "Mul", "Sub"),
-    *(*_CHOOSING, *_OF_PLACES, *_OF_SECOND),
+    *(*CHOOSING, *_OF_PLACES, *_OF_SECOND),
 }
 # Operations of a loop's gradient that return values of its forward pass.
 _KEPT = {*FED, "TensorListPopBack"}
@@ -279,7 +279,7 @@ def _makes_sums(analysis: Analysis, operation: tf.Operation) -> bool:
         return sums == 1
     if operation.type == "Split" or operation.type in _OF_SECOND:
         return kinds == ["fixed", "mixed"]
-    if operation.type in _CHOOSING:
+    if operation.type in CHOOSING:
         return kinds[0] == "fixed" and not {1, 2} & {*others}
     if operation.type == "ConcatV2":
         return kinds[-1] == "fixed" and not {*others} - {number - 1}

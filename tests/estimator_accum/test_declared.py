@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
 from tests.helpers.models.interfaces import sgd
+from tests.helpers.models.replicas import two_replicas
 
 v1 = tf.compat.v1
 X, Y = np.ones([32, 3], np.float32), np.ones([32], np.float32)
@@ -195,6 +196,94 @@ SUMS = {
     "with_a_bias": lambda m: tf.norm(m.errors + m.w[0]) ** 2,
     "trace": lambda m: tf.linalg.trace(tf.matmul(m.terms, m.x, transpose_a=True)),
 }
+
+
+def _by_nonzero(m, weights):
+    return v1.losses.mean_squared_error(m.y, m.errors, weights)
+
+
+def _masked(m):
+    return tf.reduce_sum(m.squares * m.mask)
+
+
+# Means over as many elements as the examples say, for which equal weights are wrong.
+OF_OWN_NUMBERS = {
+    "by_its_mask": lambda m: _masked(m) / tf.reduce_sum(m.mask),
+    "by_a_guarded_mask": lambda m: (
+        0.5 * _masked(m) / tf.maximum(tf.reduce_sum(m.mask), 1.0)
+    ),
+    "without_nan": lambda m: tf.math.divide_no_nan(_masked(m), tf.reduce_sum(m.mask)),
+    "by_a_number_of_tokens": lambda m: (
+        _masked(m) / (tf.cast(tf.math.count_nonzero(m.mask), tf.float32) + 1e-5)
+    ),
+    "times_its_share": lambda m: _masked(m) * (1.0 / tf.reduce_sum(m.mask)),
+    "of_shares": lambda m: tf.reduce_sum(m.squares * (m.mask / tf.reduce_sum(m.mask))),
+    "of_scaled_weights": lambda m: tf.reduce_mean(
+        m.squares * m.mask / tf.reduce_mean(m.mask)
+    ),
+    "guarded": lambda m: tf.where(
+        tf.reduce_sum(m.mask) > 0.0, _masked(m) / tf.reduce_sum(m.mask), 0.0
+    ),
+    "with_penalty": lambda m: (
+        _masked(m) / tf.reduce_sum(m.mask) + 0.1 * tf.nn.l2_loss(m.w)
+    ),
+    "tf.losses_by_nonzero_weights": lambda m: _by_nonzero(m, m.mask),
+    "tf.losses_by_weights": lambda m: v1.losses.mean_squared_error(
+        m.y, m.errors, m.mask, reduction=v1.losses.Reduction.MEAN
+    ),
+    "of_five_tokens": lambda m: (
+        tf.reduce_sum(m.tokens * m.mask[:, None]) / (5.0 * tf.reduce_sum(m.mask))
+    ),
+    "weights_by_their_sum": lambda m: (
+        tf.einsum("b,b->", m.squares, m.y) / tf.reduce_sum(m.y)
+    ),
+    "boolean_mask": lambda m: tf.reduce_mean(m.kept),
+    "boolean_mask_by_size": lambda m: (
+        tf.reduce_sum(m.kept) / tf.cast(tf.size(m.kept), tf.float32)
+    ),
+    "gathered": lambda m: tf.reduce_mean(
+        tf.gather_nd(m.squares, tf.where(m.y > 0.0)) ** 2
+    ),
+    "of_two_divisors": lambda m: (
+        _masked(m) / tf.reduce_sum(m.mask) + tf.reduce_mean(m.squares)
+    ),
+}
+# Divisors that are the same for all, known from shapes alone, or of another kind.
+OF_EQUAL_NUMBERS = {
+    "mean": lambda m: tf.reduce_mean(m.squares),
+    "by_its_size": lambda m: _sum(m) / m.size,
+    "tf.losses": lambda m: _by_nonzero(m, 1.0),
+    "tf.losses_weights_of_1": lambda m: _by_nonzero(m, 1),
+    "tf.losses_ones": lambda m: _by_nonzero(m, tf.ones_like(m.y)),
+    "tf.losses_weights_of_a_shape": lambda m: _by_nonzero(m, tf.ones(tf.shape(m.y))),
+    "tf.losses_mean": lambda m: v1.losses.mean_squared_error(
+        m.y, m.errors, reduction=v1.losses.Reduction.MEAN
+    ),
+    "tf.losses_by_the_batch": lambda m: v1.losses.mean_squared_error(
+        m.y, m.errors, m.mask, reduction=v1.losses.Reduction.SUM_OVER_BATCH_SIZE
+    ),
+    "keras": lambda m: tf.keras.losses.MeanSquaredError(
+        reduction="sum_over_batch_size"
+    )(m.y[:, None], m.errors[:, None], sample_weight=m.mask),
+    "of_means_of_examples": lambda m: tf.reduce_mean(
+        tf.reduce_sum(m.tokens * m.mask[:, None], 1)
+        / (1.0 + tf.reduce_sum(m.tokens * m.mask[:, None], 1))
+    ),
+    "by_a_deviation": lambda m: tf.reduce_mean(m.squares / tf.math.reduce_std(m.y)),
+    "by_a_norm": lambda m: tf.reduce_mean(m.squares / tf.norm(m.y)),
+    "dice": lambda m: (
+        1.0 - tf.reduce_sum(m.errors * m.y) / tf.reduce_sum(m.errors + m.y)
+    ),
+    "by_the_sum_of_constants": lambda m: (
+        tf.reduce_mean(m.squares) / tf.reduce_sum(tf.constant([0.5, 0.25]))
+    ),
+    "selected_before": lambda m: tf.reduce_mean(
+        m.squares + tf.reduce_sum(tf.stop_gradient(m.kept))
+    ),
+    "one_example_of_many": lambda m: tf.reduce_sum(
+        tf.reduce_mean(m.terms, 0) / tf.reduce_sum(tf.ones_like(m.mask))
+    ),
+}
 # A sum beside terms that are none, or are not known to be one.
 PARTS = {
     "mean": lambda m: tf.reduce_mean(m.squares) + 0.1 * _sum(m),
@@ -225,7 +314,6 @@ OTHERS = {
     "by_its_gradient": lambda m: tf.reduce_sum(_divided(m.squares)),
     "of_all_tokens": lambda m: tf.reduce_sum(m.terms) / 24.0,
     "by_its_size": lambda m: _sum(m) / tf.cast(tf.shape(m.y)[0], tf.float32),
-    "by_its_mask": lambda m: tf.reduce_sum(m.squares * m.mask) / tf.reduce_sum(m.mask),
     "by_its_weights": lambda m: tf.reduce_sum(m.squares * tf.nn.softmax(m.y)),
     "by_a_variable": lambda m: _sum(m) * m.w[0],
     "over_columns": lambda m: tf.reduce_sum(tf.reduce_mean(m.terms, 0)),
@@ -265,10 +353,6 @@ OTHERS = {
 }
 # No proof by numbers either.
 OTHERS_BY_NUMBERS = {
-    "boolean_mask": lambda m: tf.reduce_mean(m.kept),
-    "boolean_mask_by_size": lambda m: (
-        tf.reduce_sum(m.kept) / tf.cast(tf.size(m.kept), tf.float32)
-    ),
     "cumsum_of_the_batch": lambda m: tf.cumsum(m.squares)[-1] / 8.0,
     "segment_mean": lambda m: tf.reduce_sum(tf.math.segment_mean(m.squares, m.groups)),
     "segment_sum_of_shares": lambda m: tf.reduce_sum(
@@ -297,9 +381,6 @@ OTHERS_BY_NUMBERS = {
     "tensordot": lambda m: tf.tensordot(m.squares, tf.ones_like(m.y) / 8.0, 1),
     "einsum_of_shares": lambda m: tf.einsum(
         "b,b->", m.squares, tf.fill([tf.size(m.y)], 1.0 / m.size)
-    ),
-    "weights_by_their_sum": lambda m: (
-        tf.einsum("b,b->", m.squares, m.y) / tf.reduce_sum(m.y)
     ),
     "normalized": lambda m: tf.reduce_sum(tf.reduce_mean(_normalized(m.terms) ** 3, 0)),
     "by_a_fed_number": lambda m: _folded(m.squares) / v1.placeholder(tf.float32, []),
@@ -418,3 +499,67 @@ def test_a_loss_of_many_terms_trains(factor, fresh_graph):
     for _ in range(25):
         loss = factor * loss + (1 - factor / 2) * loss
     make_accumulating_train_op(loss, sgd(), 2)
+
+
+WARNING = "is a mean over another number of elements in each micro-batch"
+
+
+@pytest.mark.parametrize("name", OF_OWN_NUMBERS)
+def test_a_mean_over_tokens_is_told_its_weight(name, fresh_graph, caplog):
+    m = _Regression()
+    loss = OF_OWN_NUMBERS[name](m)
+    caplog.clear()
+    _train_op(loss, 3)
+    (message,) = caplog.messages
+    is_of_size = "boolean" in name or name == "gathered"
+    line = "elements), tf.float32)" if is_of_size else "weight=tf.reduce_sum(mask)"
+    if name == "of_two_divisors":
+        line = "let microbatch_model_fn split"
+    assert WARNING in message and line in message
+    caplog.clear()
+    _train_op(loss, 3, weight=tf.reduce_sum(m.mask), name="weighted")
+    _train_op(loss, 1, name="plain")
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", OF_EQUAL_NUMBERS)
+def test_a_plain_mean_is_not_warned_of(name, fresh_graph, caplog):
+    loss = OF_EQUAL_NUMBERS[name](_Regression())
+    caplog.clear()
+    _train_op(loss, 3)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("batch", ["queue", "static", "one_shot", "mapped"])
+def test_a_mean_over_tokens_of_any_batches_is_told_its_weight(
+    batch, fresh_graph, caplog
+):
+    loss = OF_OWN_NUMBERS["by_its_mask"](_Regression(BATCHES[batch]))
+    _train_op(loss, lambda update_step: 2)
+    assert caplog.text.count(WARNING) == 1
+
+
+def test_a_mean_over_tokens_that_are_fed_is_told_its_weight(fresh_graph, caplog):
+    m = _Regression(MAY_BE_ONE["placeholder"])
+    _train_op(m.squares[0] / v1.placeholder(tf.float32, []), 2)
+    _train_op(
+        tf.reduce_sum(m.squares) / tf.reduce_sum(v1.placeholder(tf.float32, [3])),
+        2,
+        name="of_classes",
+    )
+    assert WARNING not in caplog.text
+    optimizer = AccumulatingOptimizer(sgd(), 2)
+    pairs = optimizer.compute_gradients(OF_OWN_NUMBERS["by_its_mask"](m))
+    gradients, variables = zip(*pairs, strict=True)
+    gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    assert caplog.text.count(WARNING) == 1
+
+
+def test_a_mean_over_tokens_is_told_its_weight_once_for_all_replicas(caplog):
+    with tf.Graph().as_default(), two_replicas().scope():
+        strategy = tf.distribute.get_strategy()
+        strategy.extended.call_for_each_replica(
+            lambda: _train_op(OF_OWN_NUMBERS["by_its_mask"](_Regression()), 2)
+        )
+    assert caplog.text.count(WARNING) == 1

@@ -6,6 +6,7 @@ from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.loss_sums import may_be_sum, refuse_sum, terms_of
+from estimator_accum.rows.own_divisors import warn_of_own_divisors
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
@@ -27,6 +28,8 @@ def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
 def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     """Raises ValueError if the loss is a sum over examples, declared as a mean.
 
+    A mean over a number of elements that differs between micro-batches is warned of.
+
     Args:
         batch: The batch, of which the reduction is declared.
         loss: The loss of the micro-batch.
@@ -34,10 +37,17 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     operations = of_batch(batch)
     if batch.reduction == "sum" or loss.op not in operations:
         return
-    if not may_be_sum(loss, operations.__contains__):
-        return
-    analysis = View(batch, [loss]).analysis
-    terms = terms_of(analysis, loss)
-    if any(terms) or factors_by_numbers(find_head(analysis, loss)):
-        is_whole = all(terms) or not any(terms)
-        refuse_sum(loss, is_whole, "declare reduction='sum': weighted sums add up")
+    if may_be_sum(loss, operations.__contains__):
+        analysis = View(batch, [loss]).analysis
+        terms = terms_of(analysis, loss)
+        if any(terms) or factors_by_numbers(find_head(analysis, loss)):
+            is_whole = all(terms) or not any(terms)
+            refuse_sum(loss, is_whole, "declare reduction='sum': weighted sums add up")
+    slices = {part.sliced.ref() for part in batch.parts if part.sliced.shape.rank != 0}
+    if not batch.has_own_weight:
+        warn_of_own_divisors(
+            loss,
+            lambda tensor: tensor.ref() in slices,
+            lambda: View(batch, [loss]).analysis,
+            "each micro-batch counts by its examples",
+        )

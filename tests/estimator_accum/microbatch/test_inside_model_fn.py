@@ -71,7 +71,7 @@ def test_clipping_schedules_and_the_reported_loss_see_the_batch(tmp_path):
 @pytest.mark.parametrize(
     ("interface", "counts"), [("train_op", [1, 4]), ("optimizer", [4])]
 )
-def test_token_weighted_losses_count_tokens(interface, counts, tmp_path):
+def test_token_weighted_losses_count_tokens(interface, counts, tmp_path, caplog):
     def make(train_op_of):
         def model_fn(features, labels, mode):
             predicted = output_layer(hidden_layer(features["x"]))
@@ -94,6 +94,12 @@ def test_token_weighted_losses_count_tokens(interface, counts, tmp_path):
         assert difference(values, theirs) <= (5e-7 if count > 1 else 0)
         losses = [_summaries(path, "loss") for path in (folder, tmp_path / "a")]
         np.testing.assert_allclose(*losses, rtol=1e-6 if count > 1 else 0)
+    warning = "Without `weight`, each micro-batch counts by its examples, so the update"
+    assert warning not in caplog.text
+    unweighted = make(lambda loss, _: by_train_op("sgd")(loss))
+    values = train_in_micro_batches(unweighted, tmp_path / "b", INPUT, 4)
+    assert difference(values, theirs) > 1e-3
+    assert warning in caplog.text and "Write weight=tf.reduce_sum(mask)" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["microbatch_model_fn", "train_op", "optimizer"])

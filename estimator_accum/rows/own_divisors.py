@@ -1,0 +1,214 @@
+"""A mean over a number of elements that differs between micro-batches.
+
+    sum(loss of tokens * mask) / sum(mask)      mean(boolean_mask(loss of tokens, mask))
+
+The mean over micro-batches of such means is not the mean over the batch, unless each
+micro-batch is weighted by its divisor.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.graph.names import SHAPES, SUMS, VARIABLES
+from estimator_accum.graph.walks import data_ancestors, walk
+from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.loss_sums import SCALING, SHOWN, is_one_number
+from estimator_accum.rows.own_sums import CHOOSING
+
+_QUOTIENTS = SCALING - {"Mul"}
+# Operations whose results are elements of the first input, or multiples of them.
+_MOVED = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "Transpose"}
+_MOVED |= {"StopGradient", *SHOWN}
+# Operations through which a sum of weights stays one, more or less.
+_OF_COUNTS = {*SUMS, *SCALING, *_MOVED, *CHOOSING, "Maximum", "StridedSlice", "Prod"}
+# Operations whose results have as many elements as the values decide.
+_SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
+_LIKE = {"OnesLike", "ZerosLike"}
+_logger = logging.getLogger("tensorflow.estimator_accum")
+
+
+class Divisor(NamedTuple):
+    """A divisor that is computed from the examples.
+
+    Attributes:
+        tensor: The divisor, or the tensor whose elements are averaged.
+        is_size: Whether the divisor is the number of these elements.
+    """
+
+    tensor: tf.Tensor
+    is_size: bool
+
+
+def warn_of_own_divisors(
+    loss: tf.Tensor,
+    is_source: Callable[[tf.Tensor], bool],
+    analyze: Callable[[], Analysis],
+    share: str,
+) -> None:
+    """Warns of a loss that no equal weights of micro-batches fit.
+
+    Args:
+        loss: The loss of a micro-batch, without a `weight`.
+        is_source: Whether a tensor is a part of the batch with rows.
+        analyze: Returns an analysis that has reached the loss.
+        share: Each micro-batch's share of the mean, in words.
+    """
+    divisors = _Search(loss, is_source, analyze).divisors()
+    if not any(divisors):
+        return
+    replica = tf.distribute.get_replica_context()
+    number = getattr(replica, "replica_id_in_sync_group", 0)
+    if tf.get_static_value(number) not in (0, None):
+        return  # the first one warns for all
+    by_name = {divisor and divisor.tensor.name: divisor for divisor in divisors}
+    first, *others = by_name.values()
+    size = "as many elements as %s has in it"
+    if others:
+        remedy = (
+            "Its terms have other divisors, so no weight fits all of them: let "
+            "microbatch_model_fn split the batches of a model_fn with a plain optimizer, "
+            "which computes the loss of the whole batch."
+        )
+        first = first or others[0]
+    elif first.is_size:
+        remedy = (
+            "Write weight=tf.cast(tf.size(elements), tf.float32), with these elements, "
+            "where the train op is made."
+        )
+    else:
+        remedy = (
+            "Write weight=tf.reduce_sum(mask), with the weights that this divisor adds "
+            "up, where the train op is made."
+        )
+    _logger.warning(
+        f"%s is a mean over another number of elements in each micro-batch: "
+        f"{size if first.is_size else 'it is divided by %s'}, which depends on the "
+        f"examples. Without `weight`, {share}, so the update is not the big batch's. "
+        f"{remedy}",
+        loss.name,
+        first.tensor.name,
+    )
+
+
+class _Search:
+    """Search for the divisors of a loss; for the arguments see `warn_of_own_divisors`."""
+
+    def __init__(self, loss, is_source, analyze):
+        self._loss, self._is_source = loss, is_source
+        self._analyze, self._analysis = analyze, None
+
+    def divisors(self) -> list[Divisor | None]:
+        """Returns each term's divisor; None for a mean over all examples.
+
+        Terms without examples, such as penalties, have no place.
+        """
+        ends = {}
+        waiting, seen = [self._loss], set()
+        while waiting:
+            tensor = waiting.pop()
+            operation, inputs = tensor.op, list(tensor.op.inputs)
+            if tensor.ref() in seen:
+                continue
+            seen.add(tensor.ref())
+            unknown = [t for t in inputs if tf.get_static_value(t) is None]
+            if operation.type in {*SUMS, "Pack"}:
+                waiting += inputs
+            elif operation.type in _MOVED or (
+                operation.type in ("Mean", "Sum")
+                and (is_one_number(inputs[0]) or inputs[0].op.type == "Pack")
+            ):
+                waiting.append(inputs[0])
+            elif (
+                operation.type in SCALING
+                and len(unknown) == 1
+                and (operation.type == "Mul" or unknown[0] is inputs[0])
+            ):
+                waiting += unknown
+            else:
+                ends[tensor.ref()] = self._divisor_in(tensor)
+        if not any(ends.values()):
+            return []
+        return [
+            divisor
+            for end, divisor in ends.items()
+            if divisor or self._is_of_batch(end.deref())
+        ]
+
+    def _divisor_in(self, term: tf.Tensor) -> Divisor | None:
+        """Returns a number of the batch by which all of a term is divided."""
+        waiting, seen = [term], set()
+        while waiting:
+            tensor = waiting.pop()
+            operation, inputs = tensor.op, list(tensor.op.inputs)
+            if tensor.ref() in seen:
+                continue
+            seen.add(tensor.ref())
+            if operation.type in {*_QUOTIENTS, "Reciprocal", "Inv"}:
+                if is_one_number(inputs[-1]) and (count := self._count(inputs[-1])):
+                    return count
+                waiting += inputs[:-1]
+            elif operation.type == "Mul":
+                waiting += inputs
+            elif operation.type in CHOOSING:
+                waiting += inputs[1:]
+            elif operation.type == "Mean" and self._has_own_size(inputs[0]):
+                return Divisor(inputs[0], True)
+            elif operation.type in {*_MOVED, "Mean", "Sum"}:
+                waiting += inputs[:1]
+        return None
+
+    def _count(self, divisor: tf.Tensor) -> Divisor | None:
+        """Returns a divisor that is a sum of weights of examples, or a number of them.
+
+        A norm or a deviation is none, and of one that is trained nothing is known.
+        """
+        waiting, seen, count = [divisor], set(), None
+        while waiting:
+            tensor = waiting.pop()
+            operation, inputs = tensor.op, list(tensor.op.inputs)
+            if tensor.ref() in seen:
+                continue
+            seen.add(tensor.ref())
+            if operation.type in _OF_COUNTS:
+                waiting += inputs[operation.type in CHOOSING :]
+            elif operation.type in SHAPES:
+                if self._has_own_size(inputs[0]):
+                    count = count or Divisor(inputs[0], True)
+            elif self._is_of_batch(tensor):
+                if operation.type not in ("Mean", "Sum") or self._is_trained(tensor):
+                    return None
+                count = Divisor(divisor, False)
+        return count
+
+    def _is_of_batch(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is computed from values of the examples."""
+        return any(self._is_source(ref.deref()) for ref in self._needs(tensor))
+
+    def _is_trained(self, tensor: tf.Tensor) -> bool:
+        trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
+        operations = [ref.deref().op for ref in self._needs(tensor)]
+        return any(op.type in VARIABLES and op.name in trained for op in operations)
+
+    def _needs(self, tensor: tf.Tensor) -> list:
+        """Returns the tensors that a tensor's values are computed from, by reference."""
+
+        def inputs_of(ref) -> list:
+            tensor = ref.deref()
+            if self._is_source(tensor) or tensor.op.type in {*SHAPES, *_LIKE}:
+                return []
+            return [other.ref() for other in tensor.op.inputs]
+
+        return list(walk([tensor.ref()], inputs_of))
+
+    def _has_own_size(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the values of the examples decide the number of elements."""
+        if is_one_number(tensor):
+            return False
+        if self._analysis is None:
+            operations = data_ancestors([self._loss.op])
+            is_needed = any(op.type in _SELECTING for op in operations)
+            self._analysis = self._analyze() if is_needed else Analysis(())
+        return self._analysis.state(tensor).kind == "entries"
