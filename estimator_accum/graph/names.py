@@ -32,6 +32,9 @@ SETTERS = {
 }
 # Operations that pass a handle on, or the memory of a reference variable.
 PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
+MUTABLE_TABLES = {
+    *("MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"),
+}
 LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}  # in tables
 
 # Operations that compute from a shape, not from values.

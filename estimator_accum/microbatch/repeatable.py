@@ -7,7 +7,8 @@
 The check includes called functions, such as the branches of a tf.cond.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from estimator_accum.graph.names import (
     SETTLED,
     SHOWING,
     STATELESS,
+    WRITERS,
     draws_by_state,
     moves_generator,
 )
@@ -42,6 +44,13 @@ _HARMLESS = {
     *("TensorArrayGradV3", "StackV2", "StackPushV2", "StackPopV2", "StackCloseV2"),
     "GuaranteeConst",
 }
+# Others that leave no change which a later run sees, or only in reports.
+_LEAVES_NOTHING = re.compile(
+    r"Cudnn|LookupTable(Find|Size|Export|Insert|Import|Remove)|.*Summary|DebugIdentity|"
+    r"(Mutex|ConsumeMutex)Lock|(Queue|Stage|Map|OrderedMap)(Size|IsClosed|Peek)|"
+    r"Is[A-Z]|Timestamp|DeviceIndex|TensorArray|Stack|TemporaryVariable|"
+    r"DestroyTemporaryVariable|DeepCopy|DisableCopyOnRead|NonDeterministicInts|Xla"
+)
 OUTPUTS = "`outputs` of whole_batch_loss"
 
 
@@ -120,13 +129,37 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     """
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
-    return any(
-        not _is_repeatable(kind, library)
-        and kind not in SHOWING | DRAWS
-        and not draws_by_state(kind)
-        and not moves_generator(kind)
-        for kind in _kinds(operation, library)
-    )
+    return any(_changes(kind, library) for kind in _kinds(operation, library))
+
+
+def lasting_changes(
+    operations: list[tf.Operation], without: Collection[tf.Operation]
+) -> list[tf.Operation]:
+    """Returns operations whose changes no `snapshot` undoes, such as those of queues.
+
+    Args:
+        operations: Operations of each micro-batch, with all that they need.
+        without: Operations of handles that need no copy.
+    """
+    library = library_of_functions()
+
+    def lasts(operation: tf.Operation) -> bool:
+        called = nodes_of([*functions_of(operation), operation.type], library)
+        kinds = {node.op for node in called}
+        writes_others = {kind for kind in kinds if "Accumulator" in kind}
+        kinds -= {kind for kind in kinds if WRITERS.search(kind)} - writes_others
+        handles = [tensor for tensor in operation.inputs if may_be_variable(tensor)]
+        is_restored = any(variable_of(t) or t.op in without for t in handles)
+        dtypes = {tensor.dtype for tensor in operation.outputs}
+        makes_handle = dtypes and dtypes <= {tf.resource, tf.variant}
+        if not is_restored and not makes_handle:
+            kinds.add(operation.type)
+        return any(
+            _changes(kind, library) and not _LEAVES_NOTHING.match(kind)
+            for kind in kinds
+        )
+
+    return [operation for operation in ancestors(operations) if lasts(operation)]
 
 
 def is_repeatable(node, library: dict) -> bool:
@@ -158,6 +191,16 @@ def _kinds(node, library: dict) -> Iterator[str]:
     # A function of TensorFlow 1 is called by its name.
     called = nodes_of([*functions_of(node), kind], library)
     yield from (node.op for node in called)
+
+
+def _changes(kind: str, library: dict) -> bool:
+    """Returns whether a type changes a lasting state other than a random one."""
+    return not (
+        _is_repeatable(kind, library)
+        or kind in SHOWING | DRAWS
+        or draws_by_state(kind)
+        or moves_generator(kind)
+    )
 
 
 def _is_repeatable(kind: str, library: dict) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.repeatable import lasting_changes
 from estimator_accum.microbatch.staging import task_of
 from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.microbatch.writes import snapshot
@@ -19,6 +20,7 @@ class ReplicaBatch(NamedTuple):
         passes: The work of each pass, in their order.
         total: All of it; its `roll_back` undoes the micro-batches so far.
         snapshot: Operations that copy the variables that micro-batches write.
+        lasting: Operations of micro-batches whose changes no roll back undoes.
         reported: Tensors of the micro-batch with whose values for the batch the train
             op is fed, and the results of these after the last pass. If one micro-batch
             is the batch, its own are fetched with it.
@@ -32,6 +34,7 @@ class ReplicaBatch(NamedTuple):
     passes: dict[Turn, Work]
     total: Work
     snapshot: Sequence[tf.Operation]
+    lasting: Sequence[tf.Operation]
     reported: Mapping[tf.Tensor, tf.Tensor]
     refusals: Mapping[tf.Operation, str]
     constants: Sequence[str]
@@ -54,12 +57,13 @@ def complete(
         fetched: Tensors that may be fetched with each micro-batch.
         reported, refusals, constants, spot_check: As for `ReplicaBatch`.
     """
-    works, take, restore = batch.works, [], []
+    works, take, restore, lasting = batch.works, [], [], []
     works.is_closed = True
     if batch.is_auto or not batch.keeps_sums or spot_check is not None:
         operations = [*works.micro_ops, *(tensor.op for tensor in fetched)]
         take, restore = snapshot(operations, works.handles, task_of(batch.rows.device))
+        lasting = lasting_changes(operations, works.handles)
     total = works.total
     total = total._replace(roll_back=[*restore, *total.roll_back, *total.release])
     parts = dict(reported), dict(refusals), constants, spot_check
-    return ReplicaBatch(batch, works.passes, total, take, *parts)
+    return ReplicaBatch(batch, works.passes, total, take, lasting, *parts)

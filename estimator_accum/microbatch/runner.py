@@ -135,10 +135,12 @@ class BatchRunner:
                 if self._count.is_fixed or not is_out_of_memory(error):
                     raise
                 self._has_failed_anywhere(session, True)  # tells the others
+                self._check_can_retry(place, error)
                 self._cut_finer(session, rows, shapes, place, error)
                 continue
             secs = time.monotonic() - begin
             if self._has_failed_anywhere(session, False):
+                self._check_can_retry(place)
                 session.run(self._roll_back)
                 continue
             self._count.time_batch(secs / max(rows))
@@ -184,6 +186,16 @@ class BatchRunner:
             for operation, sentence in replica.refusals.items():
                 if has_failed(operation, error):
                     raise ValueError(sentence) from error
+
+    def _check_can_retry(self, place: str, error: Exception | None = None) -> None:
+        """Raises ValueError if micro-batches change what no roll back undoes."""
+        for operation in (op for r in self._replicas for op in r.lasting):
+            raise ValueError(
+                "A batch that ran out of memory must change variables and tables alone, "
+                f"to be retried. Received: {operation.name} of type {operation.type} at "
+                f"{place}. Pass a fixed number of micro-batches, larger than "
+                f"{self._count.value}, or leave the operation out of the model_fn."
+            ) from error
 
     def _has_failed_anywhere(self, session, has_failed: bool) -> bool:
         """Returns whether a process that this one has waited for ran out of memory.

@@ -15,8 +15,10 @@ from tests.helpers.models import little_memory
 from tests.helpers.models.microbatch_runs import (
     by_train_op,
     difference,
+    hidden_layer,
     input_fn_of,
     make_model_fn,
+    output_layer,
     plain,
     spec_of,
     train,
@@ -312,6 +314,113 @@ def test_failures_anywhere_leave_everything_bit_identical(tmp_path):
     for name, value in smooth.values.items():
         np.testing.assert_array_equal(failing.values[name], value, err_msg=name)
     assert failing.losses == smooth.losses
+
+
+def _hash_table():
+    return tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+
+def _dense_table():
+    return tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.int64, 0, empty_key=-1, deleted_key=-2
+    )
+
+
+def _table_of_rows():
+    return tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, [0, 0])
+
+
+def _in_a_branch(write):
+    always = tf.greater(v1.train.get_global_step(), -1)
+    return tf.cond(always, lambda: tf.group(write()), tf.no_op)
+
+
+def _counting_model_fn(count_of, script):
+    """Returns a model_fn in which `count_of(x)` writes, with every micro-batch."""
+
+    def model_fn(features, labels, mode):
+        x = features["x"]
+        predicted = output_layer(hidden_layer(x))
+        loss = tf.reduce_mean(tf.square(predicted - labels))
+        train_op = plain("sgd")(loss) if script is None else by_train_op("sgd")(loss)
+        counted = [count_of(x)]
+        if script is not None:
+            with tf.control_dependencies([*counted, loss]):
+                fail = functools.partial(script.may_fail, "end")
+                counted.append(tf.numpy_function(fail, [], tf.float32))
+        return spec_of(mode, loss, tf.group(train_op, *counted))
+
+    return model_fn
+
+
+class _Exported(v1.train.SessionRunHook):
+    """Records a table when training ends."""
+
+    def __init__(self, script=None):
+        self._script = script
+
+    def begin(self):
+        (table,) = v1.get_collection("table")
+        self._exported = table.export()
+
+    def after_run(self, run_context, run_values):
+        if self._script is not None:
+            self._script.begin_update()
+
+    def end(self, session):
+        keys, values = session.run(self._exported)
+        pairs = zip(keys.ravel().tolist(), values.tolist(), strict=True)
+        self.values = {key: value for key, value in pairs if key >= 0}
+
+
+@pytest.mark.parametrize("wrap", [lambda write: write(), _in_a_branch])
+@pytest.mark.parametrize("make", [_hash_table, _dense_table, _table_of_rows])
+def test_a_retried_batch_writes_a_table_once(make, wrap, tmp_path):
+    def count_of(x):
+        table = make()
+        v1.add_to_collection("table", table)
+        sizes = tf.cast(tf.abs(x[:, 0]) * 3, tf.int64)
+        keys, _, counts = tf.unique_with_counts(sizes, tf.int64)
+        shape = [-1] + [1] * (make is _table_of_rows)
+        return wrap(
+            lambda: table.insert(keys, table.lookup(keys) + tf.reshape(counts, shape))
+        )
+
+    inputs = input_fn_of(48, 16)
+    theirs = _Exported()
+    train(_counting_model_fn(count_of, None), tmp_path / "a", inputs, [theirs])
+    script = _Script([[(0, "end"), (1, "end")], [], [(2, "end")]])
+    ours, model_fn = _Exported(script), _counting_model_fn(count_of, script)
+    train_in_micro_batches(model_fn, tmp_path / "b", inputs, "auto", [ours])
+    assert script.failed == 3
+    assert theirs.values == ours.values
+
+
+def _enqueue(x):
+    queue = tf.queue.FIFOQueue(1000, tf.float32)
+    return queue.enqueue(tf.reduce_sum(x))
+
+
+def _stage(x):
+    return v1.raw_ops.Stage(values=[tf.reduce_sum(x)])
+
+
+@pytest.mark.parametrize("wrap", [lambda write: write(), _in_a_branch])
+@pytest.mark.parametrize("write", [_enqueue, _stage])
+def test_what_cannot_be_undone_is_not_retried(write, wrap, tmp_path):
+    def train_with(micro_batches, failures, folder):
+        script = _Script(failures)
+        model_fn = _counting_model_fn(lambda x: wrap(lambda: write(x)), script)
+        inputs = input_fn_of(32, 16)
+        return train_in_micro_batches(model_fn, folder, inputs, micro_batches)
+
+    train_with("auto", [[]] * 2, tmp_path / "a")  # memory suffices
+    sentence = (
+        "must change variables and tables alone.*at update 1. Pass a fixed number"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        train_with("auto", [[(0, "end")]], tmp_path / "b")
+    train_with(2, [[]] * 2, tmp_path / "c")  # the remedy
 
 
 @pytest.mark.once
