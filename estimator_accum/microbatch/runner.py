@@ -188,7 +188,7 @@ class BatchRunner:
                     raise ValueError(sentence) from error
 
     def _check_can_retry(self, place: str, error: Exception | None = None) -> None:
-        """Raises ValueError if micro-batches change what no roll back undoes."""
+        """Raises ValueError if no roll back undoes a change by micro-batches."""
         for operation in (op for r in self._replicas for op in r.lasting):
             raise ValueError(
                 "A batch that ran out of memory must change variables and tables alone, "

@@ -1,7 +1,7 @@
-"""Roll back of the variables and tables that operations write.
+"""Roll back of the values that operations write.
 
 Operations of every micro-batch may write variables, such as batch normalization's
-averages. They must be as before, if memory runs out in mid-batch and it is retried.
+averages, or tables. They must be as before, if memory runs out in mid-batch and it is retried.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,9 +17,9 @@ from estimator_accum.microbatch.staging import Slot, task_of
 def snapshot(
     operations: list[tf.Operation], without: Collection[tf.Operation], task: str = ""
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
-    """Returns operations that copy what others write, and that restore it.
+    """Returns operations that copy the values that others write, and restore them.
 
-    These are variables, and tables that may be written.
+    The values are those of variables, and of tables that may be written.
 
     Args:
         operations: Operations that may write variables.
