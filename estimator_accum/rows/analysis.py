@@ -8,6 +8,7 @@
     sizes    a shape, or a part of one, in which the number of examples occurs
     counts   the same, with the number of entries of a list
     list     a list of tensors (TensorList, TensorArray) that have rows
+    examples a list (TensorList) with one element for each row
     mixed    anything else
 
 The states of inputs decide the states of outputs, operation by operation, by the rules
@@ -138,7 +139,7 @@ class Analysis:
         if key not in self._dims:
             if tensor.shape.rank is None:
                 raise Mixed("its rank is unknown")
-            if state.kind in ("mixed", "list"):
+            if state.kind in ("mixed", "list", "examples"):
                 raise Mixed("its shape is not known before there are numbers")
             self._dims[key] = self.complete(tensor, state, [None] * tensor.shape.rank)
         return self._dims[key]
@@ -332,6 +333,8 @@ class Analysis:
         if "mixed" in kinds:
             return MIXED
         numbers = {"fixed", "sizes", "counts"}
+        if kinds == {"fixed", "sizes"} and operation.type == "Greater":
+            return SIZES  # which of several sizes holds, as `tf.vectorized_map` asks
         if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
         try:

@@ -24,7 +24,9 @@ _WITHOUT_VALUE = ("rows", "entries", "mixed")
 def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     """Returns an integer tensor as an array of sizes; None if it is not known."""
     operation = tensor.op
-    if not tensor.dtype.is_integer or analysis.state(tensor).kind in _WITHOUT_VALUE:
+    if not (tensor.dtype.is_integer or tensor.dtype == tf.bool):
+        return None
+    if analysis.state(tensor).kind in _WITHOUT_VALUE:
         return None
     constant = tf.get_static_value(tensor)
     if constant is not None:
@@ -50,7 +52,8 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     kinds = {analysis.state(tensor).kind for tensor in operation.inputs}
     if operation.type in OF_SHAPE and kinds != {"fixed"}:
         return None
-    if analysis.state(tensor).kind == "fixed" and not kinds & {"sizes", "counts"}:
+    is_fixed = analysis.state(tensor).kind == "fixed"
+    if is_fixed and tensor.dtype.is_integer and not kinds & {"sizes", "counts"}:
         return _named(tensor)
     return None
 

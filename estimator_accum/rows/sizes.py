@@ -196,6 +196,13 @@ def _prod(operation, x, axes):
     return [[result] if operation.get_attr("keep_dims") else result]
 
 
+def _of_one(operation, x, axes):
+    """The largest, or smallest, of equal sizes."""
+    if x.ndim != 1 or len({*x.flat}) != 1 or list(_ints(axes).flat) not in ([0], [-1]):
+        raise Unknown
+    return [x[:1] if operation.get_attr("keep_dims") else x[0]]
+
+
 def _split_v(operation, x, lengths, axis):
     lengths = _ints(lengths)
     lengths[lengths == -1] = x.shape[int(axis)] - lengths.sum() - 1
@@ -240,9 +247,12 @@ ARITHMETIC = {
     "FloorDiv": _elementwise(Size.__floordiv__),
     "FloorMod": _elementwise(Size.__mod__),
     "GatherV2": _gather,
+    "GreaterEqual": lambda op, x, y: [_ints(x) >= _ints(y)],
     "Identity": lambda operation, x: [x],
     "InvertPermutation": lambda operation, x: [np.argsort(_ints(x))],
+    "Max": _of_one,
     "Maximum": _elementwise(Size.maximum),
+    "Min": _of_one,
     "Minimum": _elementwise(Size.minimum),
     "Mul": _elementwise(Size.__mul__),
     "Pack": lambda op, *xs: [np.stack(xs, op.get_attr("axis"))],

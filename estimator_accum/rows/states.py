@@ -9,9 +9,11 @@ class State(NamedTuple):
     """State of a tensor.
 
     Attributes:
-        kind: "fixed", "rows", "entries", "sizes", "counts", "list" or "mixed".
+        kind: "fixed", "rows", "entries", "sizes", "counts", "list", "examples" or
+            "mixed".
         axis: Axis of the examples, of rows; that of the entries, which is 0; for a list,
-            that of its elements, and None while it is empty.
+            that of its elements, and None while it is empty; for a list of examples 0,
+            and None until a loop has filled it.
         span: Number of rows for each example.
         distance: For places in a tensor with rows: a row or entry holds the number of
             its example times this, and a smaller value of its own example. Else None.

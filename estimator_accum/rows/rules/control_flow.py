@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.internals import context_of, function_of, graph_of_function
 from estimator_accum.graph.names import BRANCHES, CALLS, LOOPS
+from estimator_accum.rows.rules.rounds import Rounds
 from estimator_accum.rows.rules.table import RULES_OF_ANY, rule
 from estimator_accum.rows.states import FIXED, Mixed, join
 
@@ -39,6 +40,12 @@ def _branch(analysis, operation, states):
 @rule(*LOOPS, table=RULES_OF_ANY)
 def _loop(analysis, operation, states):
     tensors, name = list(operation.inputs), operation.get_attr("body").name
+    condition = operation.get_attr("cond").name
+    if any(state.kind == "examples" for state in states):
+        graph = _graph_of(operation, name, tensors, len(tensors))
+        end = _graph_of(operation, condition, tensors, 1)
+        if results := Rounds(analysis, tensors, states, graph, end).states():
+            return results
     has_own_value = [False] * len(states)
     for _ in range(MOST_ROUNDS):
         graph = _graph_of(operation, name, tensors, len(tensors))
@@ -51,7 +58,7 @@ def _loop(analysis, operation, states):
         states = joined
     else:
         raise Mixed("a loop whose variables never settle")
-    graph = _graph_of(operation, operation.get_attr("cond").name, tensors, 1)
+    graph = _graph_of(operation, condition, tensors, 1)
     (predicate,) = analysis.of_function(
         operation, graph, tensors, states, has_own_value
     )

@@ -5,6 +5,7 @@ import tensorflow as tf
 from estimator_accum.rows.rules.broadcasting import broadcast
 from estimator_accum.rows.rules.refusals import ALONG, PLACE, UNLIKE, without_places
 from estimator_accum.rows.rules.table import rule
+from estimator_accum.rows.sizes import ONE
 from estimator_accum.rows.states import Mixed
 
 ELEMENTWISE = (
@@ -38,8 +39,28 @@ ELEMENTWISE = (
 
 @rule(*ELEMENTWISE, "Substr")
 def _of_values(analysis, operation, states):
+    if operation.type == "SelectV2" and _are_numbers(analysis, operation, states):
+        shape = analysis.dims(operation.inputs[1])
+        return analysis.set_dims(operation.outputs[0], states[1], shape)
     without_places(states)
     return broadcast(analysis, list(operation.inputs), states, operation.outputs[0])
+
+
+def _are_numbers(analysis, operation, states) -> bool:
+    """Returns whether the numbers of rows are chosen, or 0 where there is a single row.
+
+    `tf.vectorized_map` chooses so.
+    """
+    predicate, _, zero = operation.inputs
+    if states[0].kind != "sizes" or not states[1].is_number or states[1].span != ONE:
+        return False
+    if predicate.op.type != "Greater" or zero.shape.rank != 0:
+        return False
+    size, least = map(analysis.value, predicate.op.inputs)
+    if tf.get_static_value(zero) != 0 or size is None or least is None:
+        return False
+    are_scalars = size.ndim == least.ndim == 0
+    return are_scalars and size[()].power == 1 and least[()] == ONE
 
 
 @rule("Print")

@@ -2,8 +2,9 @@
 
 import tensorflow as tf
 
-from estimator_accum.rows.rules.refusals import without_places
+from estimator_accum.rows.rules.refusals import SIZE, without_places
 from estimator_accum.rows.rules.table import RULES_OF_ANY, rule
+from estimator_accum.rows.sizes import N
 from estimator_accum.rows.states import (
     EMPTY_LIST,
     FIXED,
@@ -39,6 +40,8 @@ def _places(operation, states: list[State]) -> tuple[int | None, int | None]:
 
 def _element(state: State) -> State:
     """Returns the state of a list's elements."""
+    if state.kind == "examples":
+        raise Mixed("an element is of one example")
     if state.kind == "list" and state.axis is None:
         raise Mixed("an element of an empty list")
     return State("rows", state.axis, state.span) if state.kind == "list" else state
@@ -66,6 +69,10 @@ def _begin(analysis, operation, states):
     # shape of those that are not put into it.
     numbers = {"EmptyTensorList": states[2:], "TensorListReserve": states[1:]}
     numbers = numbers.get(operation.type, states)
+    if operation.type == "TensorListReserve" and numbers[0].kind == "sizes":
+        number = analysis.value(operation.inputs[1])
+        if number is not None and number.ndim == 0 and number[()].power == 1:
+            return State("examples", None, number[()] // N)  # rounds of a loop fill it
     return EMPTY_LIST if {state.kind for state in numbers} <= {"fixed"} else MIXED
 
 
@@ -88,6 +95,8 @@ def _unstack(analysis, operation, states):
         return state if of is None else join(states[of], state)
     without_places([state])
     if state.axis == 0:
+        if of is None:
+            return State("examples", 0, state.span)
         raise Mixed("a list of examples")
     result = state._replace(kind="list", axis=state.axis - 1)
     analysis.set_dims(operation.outputs[0], result, analysis.dims(tensor)[1:])
@@ -111,6 +120,9 @@ def _pop(analysis, operation, states):
 @rule("TensorListStack", "TensorListGather", "TensorArrayGatherV3")
 def _stack(analysis, operation, states):
     of, _ = _places(operation, states)
+    span, is_whole = states[of].span, operation.type == "TensorListStack"
+    if is_whole and states[of] == State("examples", 0, span):
+        return State("rows", 0, span)
     element, tensor = _element(states[of]), operation.inputs[of]
     if element.kind != "rows":
         return element
@@ -122,6 +134,8 @@ def _stack(analysis, operation, states):
 
 @rule("TensorListLength", "TensorArraySizeV3")
 def _length(analysis, operation, states):
+    if any(state.kind == "examples" for state in states):
+        raise Mixed(SIZE)
     return FIXED
 
 

@@ -18,7 +18,7 @@ def without_places(states: list[State]) -> None:
         raise Mixed(PLACE)
     if any(state.kind == "sizes" for state in states):
         raise Mixed(SIZE)
-    if any(state.kind == "list" for state in states):
+    if any(state.kind in ("list", "examples") for state in states):
         raise Mixed("a list as a value")
 
 

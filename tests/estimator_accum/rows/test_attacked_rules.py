@@ -8,6 +8,7 @@ To attack them more often than the suite does:
 
 import collections
 
+import pytest
 from tensorflow import raw_ops as raw
 
 from estimator_accum.rows.integers import OF_SHAPE
@@ -18,6 +19,7 @@ from tests.helpers.oracles.rule_inputs import (
     MAKERS,
     blocks_of_rows,
     numbers_of_entries,
+    rounds_of_examples,
     some_sizes,
 )
 
@@ -55,22 +57,13 @@ def test_no_row_is_of_another_example(request):
         assert not blind
 
 
-def test_sizes_are_those_of_the_session(request):
+@pytest.mark.parametrize(
+    "make",
+    [some_sizes, numbers_of_entries, blocks_of_rows, rounds_of_examples],
+    ids=lambda make: make.__name__,
+)
+def test_results_of_several_operations_are_those_of_their_examples(make, request):
     findings = []
     for seed in range(request.config.getoption("--attacks") // 10):
-        findings += attack("sizes", some_sizes, seed).findings
-    assert not findings, "\n".join(findings)
-
-
-def test_numbers_of_entries_are_those_of_their_examples(request):
-    findings = []
-    for seed in range(request.config.getoption("--attacks") // 10):
-        findings += attack("numbers", numbers_of_entries, seed).findings
-    assert not findings, "\n".join(findings)
-
-
-def test_blocks_of_rows_are_in_the_order_of_their_examples(request):
-    findings = []
-    for seed in range(request.config.getoption("--attacks") // 10):
-        findings += attack("blocks", blocks_of_rows, seed).findings
+        findings += attack(make.__name__, make, seed).findings
     assert not findings, "\n".join(findings)

@@ -440,6 +440,17 @@ _ROWS = {
             raw.DebugIdentityV2(input=x), v1.Print(x, []),
         ], 0, 1,
     ),
+    "each example by itself": (
+        lambda x, length: [
+            tf.map_fn(lambda z: tf.cumsum(z) / tf.reduce_sum(z), x),
+            tf.map_fn(lambda pair: tf.reduce_sum(pair[0][:pair[1]], 0), (x, length),
+                      tf.float32),
+            tf.map_fn(lambda z: tf.cond(
+                tf.reduce_sum(z) > 0, lambda: z, lambda: tf.map_fn(tf.cumsum, z)), x),
+            *(tf.vectorized_map(f, x) for f in (
+                tf.nn.softmax, tf.reduce_sum, lambda z: tf.matmul(z, z, transpose_b=True))),
+        ], 0, 1,
+    ),
     "declared": (lambda x: per_example(tf.numpy_function(np.abs, [x], tf.float32)), 0, 1),
     "a function": (lambda x: tf.function(lambda z: tf.nn.relu(z) + 1)(x), 0, 1),
     "a recurrent layer": (lambda x: tf.keras.layers.GRU(3)(x), 0, 1),
@@ -476,6 +487,11 @@ _WITH_CONTROL_FLOW = {
     "a branch": (lambda x: tf.cond(_is_training(), lambda: x * 2, lambda: -x), 0, 1),
     "a loop": (lambda x: _loop(x, tf.tanh), 0, 1),
     "a loop over time": (_cell, 0, 1),
+    "sizes that are the largest of one": (
+        lambda x: tf.reshape(x, [tf.reduce_max([tf.shape(x)[0]]), -1]),
+        0,
+        1,
+    ),
     "a scan": (lambda x: tf.scan(lambda a, b: a + b, tf.transpose(x, [1, 0, 2])), 1, 1),
 }
 
@@ -538,7 +554,13 @@ _MIXED = {
     "chosen by the batch": lambda x: tf.cond(
         tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
     "a loop that combines": lambda x: _loop(x, lambda z: z - tf.reduce_mean(z, 0)),
-    "each example by itself": lambda x: tf.map_fn(tf.tanh, x),
+    "each example after the others": lambda x: [
+        tf.scan(lambda a, b: a + b, x), tf.foldl(lambda a, b: a + b, x)],
+    "examples that see others": lambda x: [
+        tf.map_fn(lambda z: z + x[0], x),
+        tf.map_fn(lambda z: z * tf.cast(tf.shape(x)[0], tf.float32), x),
+        tf.map_fn(lambda z: z * tf.random.uniform([]), x),
+    ],
     "a loop until the batch is small": lambda x: tf.while_loop(
         lambda z: tf.reduce_max(z) > 1, lambda z: [z / 2], [x]),
     "a Python function": lambda x: tf.numpy_function(np.abs, [x], tf.float32),

@@ -1135,6 +1135,64 @@ def blocks_of_rows(a: Attack) -> list[tf.Tensor]:
     return results
 
 
+# Loops with a round for each example.
+
+_IN_ROUNDS = (
+    lambda a, x, z, w: z * 2,
+    lambda a, x, z, w: tf.reduce_sum(z) * w,
+    lambda a, x, z, w: z + tf.reduce_max(w),
+    lambda a, x, z, w: tf.cumsum(z) + tf.cast(tf.shape(z)[0], z.dtype),
+    lambda a, x, z, w: z * tf.random.uniform([]),
+    lambda a, x, z, w: z + x[0],
+    lambda a, x, z, w: z * tf.reduce_sum(x),
+    lambda a, x, z, w: z * tf.cast(tf.shape(x)[0], z.dtype),
+    lambda a, x, z, w: tf.cond(tf.reduce_sum(z) > 1.5, lambda: z, lambda: -z),
+    lambda a, x, z, w: tf.map_fn(tf.cumsum, z),
+    lambda a, x, z, w: tf.gather(a.fixed([3, 2]), tf.cast(z * 3, tf.int32)),
+    lambda a, x, z, w: tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0,
+                                     lambda y: [y * 2], [z])[0],
+)  # fmt: skip
+
+
+def rounds_of_examples(a: Attack) -> list[tf.Tensor]:
+    """Returns results of loops that read or write a row in each round."""
+    tail, span, axis = a.shape(2), a.one_of(1, 1, 2), a.one_of(0, 0, 0, 1)
+    x, y = a.rows(tail, axis=axis, span=span), a.rows([], axis=0, span=span)
+    step = a.one_of(*_IN_ROUNDS)
+
+    def round_of(pair):
+        return step(a, x, *pair)
+
+    way = a.one_of("map", "map", "vectorized", "scan", "own")
+    if way == "map":
+        return [tf.map_fn(round_of, (x, y), tf.float32)]
+    if way == "vectorized":
+        return [tf.vectorized_map(round_of, (x, y))]
+    if way == "scan":
+        return [tf.scan(lambda before, z: before + z, x)]
+    number, first, by = tf.shape(x)[0], a.one_of(0, 0, 0, 1), a.one_of(1, 1, 1, 2)
+    last = a.one_of(number, number, number, number - 1, a.examples)
+    places = (
+        lambda i: i,
+        lambda i: i,
+        lambda i: number - 1 - i,
+        lambda i: 0,
+        lambda i: tf.maximum(i - 1, 0),
+    )
+    reads, writes = a.one_of(*places), a.one_of(*places)
+    rows = tf.TensorArray(tf.float32, number, clear_after_read=False).unstack(x)
+    results = tf.TensorArray(tf.float32, number, element_shape=x.shape[1:])
+    carries = a.happens(0.3)
+
+    def body(i, results, sum_of_rows):
+        row = rows.read(reads(i))
+        value = row + sum_of_rows if carries else row * 2
+        return i + by, results.write(writes(i), value), sum_of_rows + tf.reduce_sum(row)
+
+    loop = tf.while_loop(lambda i, *_: i < last, body, (first, results, 0.0))
+    return [loop[1].stack(), loop[2]]
+
+
 # Losses and sequences.
 
 
