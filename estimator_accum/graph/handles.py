@@ -1,7 +1,7 @@
 """Writes of a variable inside of the functions that get its handle."""
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from estimator_accum.graph.functions import functions_of, nodes_of, producer_of
 from estimator_accum.graph.names import BRANCHES, CALLERS, LOOPS, PASSING, READERS
@@ -14,11 +14,13 @@ class Ways:
     Args:
         library: Definitions of functions by name.
         is_write: Function of a node that returns whether it may write a variable.
+        readers: Types of operations that end no way.
     """
 
-    def __init__(self, library: dict, is_write):
+    def __init__(self, library: dict, is_write, readers: Collection[str] = READERS):
         self._library = library
         self._is_write = is_write
+        self._readers = readers
         self._users = {}  # by function: the nodes that read each tensor
 
     def to_writes(self, node, place: int) -> Iterator[list]:
@@ -45,7 +47,7 @@ class Ways:
             calls: The (function, argument) pairs of the way.
         """
         returned, names = set(), functions_of(node)
-        if node.op in READERS:
+        if node.op in self._readers:
             return returned
         if not names and node.op not in self._library:
             yield [*way, (node, None)]

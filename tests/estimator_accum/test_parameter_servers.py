@@ -324,27 +324,137 @@ def test_a_window_is_on_the_worker_and_the_rest_on_the_servers():
         assert get_windows()[0].state == [get_windows()[0].update_step]
 
 
-def test_a_window_reads_the_weights_that_it_pulled(tasks):
+def _half_square(x):
+    return 0.5 * x**2  # its gradient is x
+
+
+def _in_functions(x):
+    inner = tf.function(lambda: x * 1.0)
+    return tf.function(lambda: _half_square(inner()))()
+
+
+def _in_a_loop(x):
+    def body(i, total):
+        return i + 1, total + _half_square(x.read_value()) / 2.0
+
+    return tf.while_loop(lambda i, _: i < 2, body, [0, 0.0])[1]
+
+
+def _in_a_branch(x):
+    is_read = v1.placeholder_with_default(True, [])
+    return v1.cond(is_read, lambda: _half_square(x.read_value()), lambda: 0.0)
+
+
+def _in_a_branch_of_version_1(x):
+    v1.disable_control_flow_v2()
+    try:
+        return _in_a_branch(x)
+    finally:
+        v1.enable_control_flow_v2()
+
+
+def _in_a_function_in_a_branch_of_version_1(x):
+    function = tf.function(lambda: _half_square(x))
+    v1.disable_control_flow_v2()
+    try:
+        return v1.cond(v1.placeholder_with_default(True, []), function, lambda: 0.0)
+    finally:
+        v1.enable_control_flow_v2()
+
+
+def _after_a_check(x):
+    checked = tf.debugging.assert_positive(v1.placeholder_with_default(1.0, []))
+    with tf.control_dependencies([checked]):
+        value = x.read_value()
+    return _half_square(value)
+
+
+def _in_a_recomputed_layer(x):
+    return _half_square(tf.recompute_grad(lambda ones: ones * x)(tf.ones([])))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _half_square,
+        _in_functions,
+        _in_a_loop,
+        _in_a_branch,
+        _in_a_branch_of_version_1,
+        _in_a_function_in_a_branch_of_version_1,
+        _after_a_check,
+        _in_a_recomputed_layer,
+    ],
+)
+def test_a_window_reads_the_weights_that_it_pulled(tasks, make):
     """Others write to the servers in mid-window."""
     with tf.Graph().as_default():
         x = []
 
         def loss_fn():
             x.append(v1.get_variable("x", initializer=3.0))
-            return 0.5 * x[0] ** 2  # its gradient is x
+            return make(x[0])
 
         train_op, _ = _build(loss_fn)
         of_others, value = x[0].assign(10.0), x[0].read_value()
         with v1.Session(tasks["worker 0"][0].target) as session:
             session.run([v1.global_variables_initializer()])
             session.run([v1.local_variables_initializer()])
-            session.run(train_op)
+            options = v1.RunOptions(output_partition_graphs=True)
+            metadata = v1.RunMetadata()
+            session.run(train_op, options=options, run_metadata=metadata)
+            assert _reads(metadata, "x") == 1
             session.run(of_others)
             session.run(train_op)
             assert session.run(value) == 10.0 - 3.0
             session.run([train_op])
             session.run([train_op])
             assert session.run(value) == 7.0 - 7.0
+
+
+def _reads(metadata, name: str) -> int:
+    """Returns how many operations of a run read a server's variable, calls included."""
+    count, passing = 0, {"Identity", "Switch", "Enter"}
+    for graph in metadata.partition_graphs:
+        nodes = {node.name: node for node in graph.node}
+
+        def origin(tensor: str, nodes=nodes):
+            node = nodes.get(tensor.partition(":")[0])
+            return origin(node.input[0]) if node and node.op in passing else node
+
+        for node in graph.node:
+            origins = [origin(i) for i in node.input if node.op not in passing]
+            kinds = [o.attr["shared_name"].s.decode() for o in origins if o]
+            is_read = "Apply" not in node.op and node.op != "VariableShape"
+            count += is_read and name in kinds
+    return count
+
+
+def test_rows_that_a_function_looks_up_are_not_copied():
+    def loss_fn():
+        table = v1.get_variable("table", [10**6, 8])
+        return tf.reduce_sum(tf.function(lambda: tf.gather(table, [1, 7]))())
+
+    with tf.Graph().as_default():
+        _, window = _build(loss_fn)
+        assert "table/copy" not in {v.op.name for v in window}
+
+
+def test_a_function_that_writes_a_weight_is_refused():
+    def loss_fn():
+        x = v1.get_variable("x", initializer=3.0)
+
+        @tf.function
+        def clipped():
+            x.assign(tf.minimum(x, 1.0))
+            return x**2
+
+        return clipped()
+
+    with tf.Graph().as_default():
+        sentence = "Received: 'StatefulPartitionedCall.*reads and writes x:0. Assign"
+        with pytest.raises(ValueError, match=sentence):
+            _build(loss_fn)
 
 
 def _assigned_before():
