@@ -256,8 +256,11 @@ def _column(analysis, operation, states):
         "new_axis_mask": 0,
     }
     begin = analysis.value(operation.inputs[1])
+    strides = analysis.value(operation.inputs[3])
     is_column = all(operation.get_attr(name) == bits for name, bits in masks.items())
     if not (is_column and state.is_first) or begin is None or len(begin) != 2:
+        raise Mixed(PLACE)
+    if strides is None or [*strides] != [ONE, ONE]:
         raise Mixed(PLACE)
     column = int(begin[1])
     is_number = column in (0, -int(analysis.dims(operation.inputs[0])[1]))

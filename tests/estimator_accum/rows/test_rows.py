@@ -667,6 +667,11 @@ _MIXED |= {
         v1.string_split(texts[:, 0]), default_value=""),
     "last examples may be missing": _of_even(
         lambda words: tf.math.segment_sum(words.values, words.indices[:, 0])),
+    "numbers of every second entry": _of_even(lambda words: tf.math.unsorted_segment_sum(
+        tf.gather(_static([8]), words.indices[::2, 1]), words.indices[::2, 0],
+        words.dense_shape[0])),
+    "entries in reverse": _of_even(lambda words: tf.math.unsorted_segment_sum(
+        words.values, words.indices[::-1, 0], words.dense_shape[0])),
     "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
     "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
     "numbers of examples": lambda y: tf.cast(tf.where(y > 0), tf.float32) * 2,
