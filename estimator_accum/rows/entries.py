@@ -15,7 +15,7 @@ import tensorflow as tf
 from estimator_accum.graph.names import draws_from_seed, is_draw
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from estimator_accum.rows.sizes import ONE, N, Size, count, lists_of, sizes
-from estimator_accum.rows.states import COUNTS, SIZES, Mixed, State
+from estimator_accum.rows.states import COUNTS, MIXED, SIZES, Mixed, State
 
 _ROWS = State("rows", 0)
 
@@ -105,6 +105,8 @@ def states_of_sparse(tensors: Mapping[str, list[tf.Tensor]]) -> tuple[dict, dict
             states[shape.ref()] = SIZES
             symbols = [Size(symbols=(f"{shape.name}[{i}]",)) for i in range(1, rank)]
             values[shape.ref()] = sizes([N, *symbols])
+        else:
+            states[shape.ref()] = MIXED
     return states, values
 
 

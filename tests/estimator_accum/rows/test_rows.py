@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import per_example
+from estimator_accum.rows.entries import states_of_sparse
 from estimator_accum.rows.rules.elementwise import ELEMENTWISE
 from estimator_accum.rows.rules.table import RULES
 from tests.helpers.oracles.rule_inputs import NEEDED
@@ -848,3 +849,18 @@ def test_every_rule_was_tried(seen):
         *("TensorListLength", "StatelessRandomGammaV2"),
         "StatelessRandomGammaV3",
     }
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("rank, kind", [(None, "mixed"), (2, "sizes")])
+def test_the_shape_of_a_sparse_tensor_has_the_number_of_examples(rank, kind):
+    with tf.Graph().as_default():
+        sparse = v1.sparse_placeholder(
+            tf.int64, None if rank is None else [None] * rank
+        )
+        parts = [sparse.indices, sparse.values, sparse.dense_shape]
+        states, values = states_of_sparse({"words": parts})
+        number = sparse.dense_shape[0] * 2
+        analysis = Analysis((), (), states, None, values)
+        analysis.analyze([number])
+        assert analysis.state(number).kind == kind
