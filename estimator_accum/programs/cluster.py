@@ -74,6 +74,12 @@ class Cluster:
         """Name of this task, such as "worker 0"; "alone" without a cluster."""
         return "alone" if self.is_alone else f"{self.task_type} {self.task_index}"
 
+    @property
+    def address(self) -> str | None:
+        """Address at which the other tasks find this one; None without a cluster."""
+        tasks = {"chief": (self.chief,), "worker": self.workers, "ps": self.servers}
+        return None if self.is_evaluator else tasks[self.task_type][self.task_index]
+
     def turn(self, update: int) -> tuple[int, int]:
         """Returns (first, stride) of the updates whose examples this task reads.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from estimator_accum.core.nonfinite import what_was_not_finite
 from estimator_accum.microbatch.count import is_out_of_memory
-from estimator_accum.programs.cluster import EXIT_AGAIN
+from estimator_accum.programs.cluster import EXIT_AGAIN, Cluster
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.programs.folder import OtherRunError
 from estimator_accum.programs.lock import LockedFolderError
@@ -20,22 +20,25 @@ from estimator_accum.programs.progress import DamagedCheckpointError
 from estimator_accum.programs.watchdog import LostTaskError
 
 _INTERRUPTED = 130
+_ALONE = Cluster()
+_NO_SERVER = "Could not start gRPC server"  # of TensorFlow; the address is in no error
 
 
 @contextlib.contextmanager
 def ended_in_words(
-    program: str, output_dir: str, advice: str, is_alone: bool
+    program: str, output_dir: str, advice: str, cluster: Cluster = _ALONE
 ) -> Iterator[None]:
     """Ends the process if the `with` block fails; for signals, `train` itself ends it.
 
-    Exit codes: 2 for an error that the user can fix, 75 when another task was lost, 130
-    for Ctrl-C outside training, 1 with a traceback for any other error.
+    Exit codes: 2 for an error that the user can fix; 75 when another task was lost, or,
+    in a cluster, when the folder or the port is not free yet, so that launchers start the
+    tasks again; 130 for Ctrl-C outside training; 1 with a traceback for any other error.
 
     Args:
         program: Name of the program, with which the sentence begins.
         output_dir: The folder that the run writes to.
         advice: Remedy for gradients that are not finite.
-        is_alone: Whether the process is in no cluster.
+        cluster: The tasks of the run.
     """
     show = threading.excepthook
 
@@ -54,6 +57,11 @@ def ended_in_words(
         code, sentence = EXIT_AGAIN, " ".join(str(error).split())
     except Exception as error:  # noqa: BLE001, whatever it is
         code, sentence = 2, _sentence(error, output_dir, advice)
+        if not cluster.is_alone:
+            if isinstance(error, LockedFolderError):  # of tasks that have to end yet
+                code = EXIT_AGAIN
+            if _NO_SERVER in str(error):
+                code, sentence = EXIT_AGAIN, _no_port(cluster)
         if sentence is None:
             code = 1
             traceback.print_exc()
@@ -61,11 +69,20 @@ def ended_in_words(
         threading.excepthook = show
     if sentence is not None:
         print(f"{program}: {sentence}", file=sys.stderr)
-    if is_alone:
+    if cluster.is_alone:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # TensorFlow's threads would keep the process alive
+
+
+def _no_port(cluster: Cluster) -> str:
+    """Returns the sentence about a task that cannot take its address."""
+    return (
+        "The address of a task must be free on its machine. Received: "
+        f"{cluster.address} of {cluster.name}, whose port another process uses. End that "
+        "process, or give the task another port, and start all tasks again."
+    )
 
 
 def _stopped(output_dir: str) -> str:

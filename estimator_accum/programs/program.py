@@ -108,7 +108,7 @@ class Program:
         from estimator_accum.programs.lock import locked
 
         with (
-            ended_in_words(self.name, folder, self.advice, cluster.is_alone),
+            ended_in_words(self.name, folder, self.advice, cluster),
             locked(folder, cluster.is_chief and settings.is_training),
         ):
             results = jobs.execute(job)
@@ -158,8 +158,10 @@ class Program:
     def _serve(self, cluster: Cluster, argv: Sequence[str]) -> NoReturn:
         """Holds variables for the workers; only a signal ends it."""
         with quiet_import(argv[1:]):
+            from estimator_accum.programs.ending import ended_in_words
             from estimator_accum.programs.servers import serve
-        serve(cluster)
+        with ended_in_words(self.name, "", self.advice, cluster):
+            serve(cluster)
 
     def _refuse(self, reason: str, code: int = 2) -> NoReturn:
         print(f"{self.name}: {reason}", file=sys.stderr)

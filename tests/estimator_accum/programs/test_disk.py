@@ -73,7 +73,7 @@ def test_a_full_disk_is_told_from_other_errors(error, expected):
 
 def test_a_full_disk_that_tensorflow_reports_is_one_sentence(tmp_path, capsys):
     full = tf.errors.ResourceExhaustedError(None, None, "No space left on device")
-    ended = ending.ended_in_words("program", str(tmp_path), "", is_alone=True)
+    ended = ending.ended_in_words("program", str(tmp_path), "")
 
     def write():
         raise full

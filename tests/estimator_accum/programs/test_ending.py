@@ -4,6 +4,8 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.programs import ending
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.lock import locked
 
 _OOM = tf.errors.ResourceExhaustedError(
     None,
@@ -20,7 +22,7 @@ def _refusal(reason: Exception) -> ValueError:
 
 def _end(error: BaseException, folder, capsys) -> tuple[int, str]:
     """Returns the exit code of a program that fails, and its stderr."""
-    ended = ending.ended_in_words("program", str(folder), "", is_alone=True)
+    ended = ending.ended_in_words("program", str(folder), "")
     with pytest.raises(SystemExit) as exit_info, ended:
         raise error
     return exit_info.value.code, capsys.readouterr().err
@@ -61,3 +63,51 @@ def test_ctrl_c_promises_to_resume_where_there_is_a_checkpoint(
 def test_any_other_error_keeps_its_traceback(tmp_path, capsys):
     code, said = _end(_refusal(KeyError("x")), tmp_path, capsys)
     assert code == 1 and "Traceback" in said
+
+
+class _Left(Exception):
+    """Stands in for the end of a process."""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("task", "address"),
+    [
+        (("chief", 0), "chief:1 of chief 0"),
+        (("worker", 1), "b:3 of worker 1"),
+        (("ps", 0), "ps:4 of ps 0"),
+    ],
+)
+def test_a_task_whose_port_is_taken_names_its_address(
+    tmp_path, capsys, monkeypatch, task, address
+):
+    def leave(code):
+        raise _Left(code)
+
+    monkeypatch.setattr(ending.os, "_exit", leave)
+    cluster = Cluster("chief:1", ("a:2", "b:3"), False, *task, servers=("ps:4",))
+    ended = ending.ended_in_words("program", str(tmp_path), "", cluster)
+    with pytest.raises(_Left, match="75"), ended:
+        server = tf.distribute.Server({"local": ["127.0.0.1:0"]})
+        taken = server.target.removeprefix("grpc://")
+        tf.distribute.Server({"local": [taken]}, "local", 0)
+    assert f"Received: {address}, whose port another" in capsys.readouterr().err
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("cluster", "code"), [(Cluster("a:1", ("b:2",)), 75), (Cluster(), 2)]
+)
+def test_a_cluster_is_started_again_when_its_folder_is_locked(
+    tmp_path, monkeypatch, cluster, code
+):
+    codes = []
+    monkeypatch.setattr(ending.os, "_exit", codes.append)
+    monkeypatch.setattr(ending.sys, "exit", codes.append)
+    with (
+        locked(tmp_path),
+        ending.ended_in_words("program", str(tmp_path), "", cluster),
+        locked(tmp_path),
+    ):
+        pytest.fail("two processes hold one lock")
+    assert codes[0] == code

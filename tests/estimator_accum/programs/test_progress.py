@@ -53,7 +53,7 @@ def test_a_program_that_finds_no_whole_checkpoint_ends_in_one_sentence(
     damage, checkpoints, capsys
 ):
     (checkpoints / damage).write_text("")
-    ended = ending.ended_in_words("program", str(checkpoints), "", is_alone=True)
+    ended = ending.ended_in_words("program", str(checkpoints), "")
     with pytest.raises(SystemExit) as exit_info, ended:
         read_progress(str(checkpoints))
     said = capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_damage_is_of_a_checkpoint_only_where_one_is_restored(checkpoints, capsy
             lambda: saver.restore(session, str(checkpoints / "model.ckpt-4")),
             lambda: session.run(record),
         ):
-            ended = ending.ended_in_words("p", str(checkpoints), "", is_alone=True)
+            ended = ending.ended_in_words("p", str(checkpoints), "")
             with pytest.raises(SystemExit) as exit_info, ended:
                 action()
             seen.append((exit_info.value.code, capsys.readouterr().err))
