@@ -82,6 +82,7 @@ class Analysis:
             rows, or rows become as many mixed ones.
         bodies: The analyses of functions, by the operation that calls one and its graph.
         complete_lists: Names of the lists with an entry for every row.
+        path: Names of the calls that lead to a function's graph.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Analysis:
         self._new_seeds = {tensor.ref() for tensor in new_seeds or ()}
         self._is_body = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
-        self._path = ""  # of the calls that lead to it
+        self.path = ""
         self._library = {}  # definitions of functions, made on first use
 
     def with_states(self, states: dict) -> "Analysis":
@@ -182,7 +183,7 @@ class Analysis:
 
     def name_of_list(self, operation: tf.Operation) -> str:
         """Returns a name for the list of entries that an operation makes."""
-        return f"{self._path}{operation.name}"
+        return f"{self.path}{operation.name}"
 
     def set_dims(self, tensor: tf.Tensor, state: State, sizes: list) -> State:
         """Takes down the known part of the shape of an output; returns its state."""
@@ -375,7 +376,7 @@ class Analysis:
         body = Analysis((), new_seeds=() if self._has_new_seeds else None)
         body._is_body, body._library = True, self._library
         body._caller = self
-        body._path = f"{self._path}{operation.name}/{graph.name}/"
+        body.path = f"{self.path}{operation.name}/{graph.name}/"
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]
             body._arguments[inner.ref()] = outer

@@ -21,8 +21,10 @@ from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the t
     from_sizes,
     lists,
     lookups,
+    partitions,
     products,
     segments,
     shapes,
     slices,
+    sparse,
 )

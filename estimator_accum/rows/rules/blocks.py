@@ -89,8 +89,8 @@ def _are_blocks(state: State, number: int) -> bool:
     return blocks is not None and blocks[0] == number and not state.is_place
 
 
-@rule("ConcatV2", table=RULES_OF_ENTRIES)
-def _join(analysis, operation, states):
+def joined_rows(analysis, operation, states) -> State | None:
+    """Returns the state of blocks that are joined; None of another concatenation."""
     *states, axis = states
     tensors = operation.inputs[:-1]
     if axis.kind != "fixed" or any(state.kind != "rows" for state in states):

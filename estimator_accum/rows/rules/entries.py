@@ -10,7 +10,12 @@ with a distance. L, M = lists of entries.
 
 import tensorflow as tf
 
-from estimator_accum.rows.rules.blocks import blocks_apart, blocks_of, one_block
+from estimator_accum.rows.rules.blocks import (
+    blocks_apart,
+    blocks_of,
+    joined_rows,
+    one_block,
+)
 from estimator_accum.rows.rules.dims import axes_of
 from estimator_accum.rows.rules.refusals import (
     ALONG,
@@ -27,7 +32,7 @@ _OTHER = "entries of several lists"
 _FEW = "the last examples may have no entry"
 
 
-def _are_rows(state: State) -> bool:
+def are_rows(state: State) -> bool:
     """Returns whether the first axis lists examples, and there are values of theirs."""
     return state.kind == "rows" and state.axis == 0 and not state.is_place
 
@@ -37,12 +42,12 @@ def _are_values(state: State) -> bool:
     return state.kind == "entries" and not state.is_place
 
 
-def _are_values_of(state: State, name: str | None) -> bool:
+def are_values_of(state: State, name: str | None) -> bool:
     """Returns whether entries of a list hold values of their own."""
     return _are_values(state) and state.of == name
 
 
-def _are_numbers(state: State, is_first: bool) -> bool:
+def are_numbers(state: State, is_first: bool) -> bool:
     """Returns whether entries hold the number of their example, or only the first."""
     has_number = state.kind == "entries" and state.distance is not None
     return has_number and state.is_first == is_first
@@ -52,12 +57,14 @@ def _of(name: str, **options) -> State:
     return State("entries", 0, of=name, **options)
 
 
-def _set(analysis, tensor: tf.Tensor, state: State, *sizes: Size | None) -> State:
+def set_entries(
+    analysis, tensor: tf.Tensor, state: State, *sizes: Size | None
+) -> State:
     """Takes down the axes of entries behind the first; returns their state."""
     return analysis.set_dims(tensor, state, [None, *sizes])
 
 
-def _shape(analysis, tensor: tf.Tensor, distance: Size) -> list[Size]:
+def shape_of_sparse(analysis, tensor: tf.Tensor, distance: Size) -> list[Size]:
     """Returns the shape of a sparse tensor, whose first size is n times a distance."""
     value = analysis.value(tensor)
     if value is None or value.ndim != 1:
@@ -69,7 +76,7 @@ def _shape(analysis, tensor: tf.Tensor, distance: Size) -> list[Size]:
     return list(value)
 
 
-def _rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:
+def set_rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:
     """Returns the state of a result with `distance` rows for each example."""
     result = State("rows", 0, distance)
     return analysis.set_dims(output, result, [None, *tail])
@@ -83,23 +90,23 @@ def _where(analysis, operation, states):
     (state,), (tensor,), (output,) = states, operation.inputs, operation.outputs
     name = analysis.name_of_list(operation)
     rank = analysis.rank(tensor)
-    if _are_rows(state):
+    if are_rows(state):
         result = _of(name, distance=state.span, is_first=True)
-        return _set(analysis, output, result, Size(rank))
+        return set_entries(analysis, output, result, Size(rank))
     is_list = _are_values(state) and blocks_of(state.of) is None
     if is_list and rank == 1:  # places of the entries that are chosen
-        return _set(analysis, output, _of(name, places=state.of), ONE)
+        return set_entries(analysis, output, _of(name, places=state.of), ONE)
     raise Mixed(ALONG)
 
 
 @rule("StringSplit", "StringSplitV2", table=RULES_OF_ENTRIES)
 def _split_texts(analysis, operation, states):
     texts, *others = states
-    if not _are_rows(texts) or analysis.rank(operation.inputs[0]) != 1:
+    if not are_rows(texts) or analysis.rank(operation.inputs[0]) != 1:
         raise Mixed(ALONG)
     if any(state != FIXED for state in others):
         raise Mixed(BY_VALUES)
-    return _sparse(analysis, operation, texts.span)
+    return new_sparse(analysis, operation, operation.outputs, texts.span)
 
 
 @rule("SparseCross", "SparseCrossV2", "SparseCrossHashed", table=RULES_OF_ENTRIES)
@@ -108,35 +115,38 @@ def _cross(analysis, operation, states):
     number = operation.get_attr("N")
     parts = [inputs[i * number : (i + 1) * number] for i in range(3)]
     for (_, indices), (_, values), (shape, _) in zip(*parts, strict=True):
-        if not _are_numbers(indices, True) or indices.distance != ONE:
+        if not are_numbers(indices, True) or indices.distance != ONE:
             raise Mixed(ALONG)
-        if not _are_values_of(values, indices.of):
+        if not are_values_of(values, indices.of):
             raise Mixed(_OTHER)
-        _shape(analysis, shape, ONE)
+        shape_of_sparse(analysis, shape, ONE)
     rest = inputs[3 * number :]
     dense = rest[: len(operation.get_attr("dense_types"))]
     for tensor, state in dense:
-        if not (_are_rows(state) and state.span == ONE and analysis.rank(tensor) == 2):
+        if not (are_rows(state) and state.span == ONE and analysis.rank(tensor) == 2):
             raise Mixed(ALONG)
     if any(state != FIXED for _, state in rest[len(dense) :]):
         raise Mixed(BY_VALUES)
-    return _sparse(analysis, operation, ONE)
+    # Without sparse tensors each row has as many entries.
+    width = None if number else product(analysis.dims(tensor)[1] for tensor, _ in dense)
+    return new_sparse(analysis, operation, operation.outputs, ONE, "", width)
 
 
-def _sparse(analysis, operation: tf.Operation, span: Size) -> list[State]:
+def new_sparse(
+    analysis, operation, tensors, span: Size, name: str = "", width: Size | None = None
+) -> list[State]:
     """Returns the states of a new sparse matrix: indices, values, shape.
 
-    It is as wide as the longest row, which is another one in each micro-batch.
+    Without a `width` it is as wide as the longest row, which is another one in each
+    micro-batch.
     """
-    name, (indices, values, shape) = (
-        analysis.name_of_list(operation),
-        operation.outputs,
-    )
+    name = f"{analysis.name_of_list(operation)}{name}"
+    indices, values, shape = tensors
     numbers = _of(name, distance=span, is_first=True)
-    width = count(f"{name}:width")
+    width = width or count(f"{name}:width")
     return [
-        _set(analysis, indices, numbers, Size(2)),
-        _set(analysis, values, _of(name)),
+        set_entries(analysis, indices, numbers, Size(2)),
+        set_entries(analysis, values, _of(name)),
         analysis.set_value(shape, sizes([N * span, width])),
     ]
 
@@ -144,19 +154,19 @@ def _sparse(analysis, operation: tf.Operation, span: Size) -> list[State]:
 @rule("SparseFillEmptyRows", table=RULES_OF_ENTRIES)
 def _fill_empty_rows(analysis, operation, states):
     indices, values, _, default = states
-    if not _are_numbers(indices, True) or default != FIXED:
+    if not are_numbers(indices, True) or default != FIXED:
         raise Mixed(ALONG)
-    if not _are_values_of(values, indices.of):
+    if not are_values_of(values, indices.of):
         raise Mixed(_OTHER)
-    _shape(analysis, operation.inputs[2], indices.distance)
+    shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     name = analysis.name_of_list(operation)
     analysis.complete_lists.add(name)
     filled, numbers, is_empty, _ = operation.outputs
     rank = analysis.dims(operation.inputs[0])[1]
     return [
-        _set(analysis, filled, indices._replace(of=name), rank),
-        _set(analysis, numbers, _of(name)),
-        _rows(analysis, is_empty, indices.distance, []),
+        set_entries(analysis, filled, indices._replace(of=name), rank),
+        set_entries(analysis, numbers, _of(name)),
+        set_rows(analysis, is_empty, indices.distance, []),
         MIXED,  # places of all entries, for the gradient
     ]
 
@@ -164,11 +174,14 @@ def _fill_empty_rows(analysis, operation, states):
 @rule("SparseReshape", table=RULES_OF_ENTRIES)
 def _reshape_sparse(analysis, operation, states):
     indices, target = states[0], analysis.value(operation.inputs[2])
-    if not _are_numbers(indices, True):
+    if not are_numbers(indices, True):
         raise Mixed(ALONG)
     if target is None or target.ndim != 1:
         raise Mixed(NO_SHAPE)
-    source, target = _shape(analysis, operation.inputs[1], indices.distance), [*target]
+    source, target = (
+        shape_of_sparse(analysis, operation.inputs[1], indices.distance),
+        [*target],
+    )
     if Size(-1) in target:
         place = target.index(Size(-1))
         rest = product(size for size in target if size != Size(-1))
@@ -177,7 +190,7 @@ def _reshape_sparse(analysis, operation, states):
     if first.power != 1 or first.counted or any(size.power for size in tail):
         raise Mixed("it reorders the examples")
     result = indices._replace(distance=first // N)
-    state = _set(analysis, operation.outputs[0], result, Size(len(target)))
+    state = set_entries(analysis, operation.outputs[0], result, Size(len(target)))
     return [state, analysis.set_value(operation.outputs[1], sizes(target))]
 
 
@@ -189,8 +202,8 @@ def _unique(analysis, operation, states):
     # Each value of the entries once is a list of its own, which no example has.
     name = analysis.name_of_list(operation)
     return [
-        _set(analysis, values, _of(name)),
-        _set(analysis, places, _of(state.of, places=name)),
+        set_entries(analysis, values, _of(name)),
+        set_entries(analysis, places, _of(state.of, places=name)),
     ]
 
 
@@ -211,11 +224,11 @@ def _gather(analysis, operation, states):
     tail = analysis.dims(operation.inputs[0])[1:]
     if table.kind == "entries" and places.places == table.of:
         result = table._replace(of=places.of)
-    elif _are_rows(table) and places.distance == table.span:
+    elif are_rows(table) and places.distance == table.span:
         result = _of(places.of)
     else:
         raise Mixed(BY_VALUES)
-    return _set(analysis, operation.outputs[0], result, *tail)
+    return set_entries(analysis, operation.outputs[0], result, *tail)
 
 
 @rule("GatherNd", table=RULES_OF_ENTRIES)
@@ -223,12 +236,12 @@ def _gather_nd(analysis, operation, states):
     table, places = states
     if places.kind != "entries" or not places.is_place:
         return None
-    is_own = _are_numbers(places, True) and places.distance == table.span
-    if not (is_own and _are_rows(table)) or analysis.rank(operation.inputs[1]) != 2:
+    is_own = are_numbers(places, True) and places.distance == table.span
+    if not (is_own and are_rows(table)) or analysis.rank(operation.inputs[1]) != 2:
         raise Mixed(BY_VALUES)
     length = int(analysis.dims(operation.inputs[1])[1])
     tail = analysis.dims(operation.inputs[0])[length:]
-    return _set(analysis, operation.outputs[0], _of(places.of), *tail)
+    return set_entries(analysis, operation.outputs[0], _of(places.of), *tail)
 
 
 @rule("Identity", "StopGradient", "Cast", table=RULES_OF_ENTRIES)
@@ -238,7 +251,42 @@ def _pass(analysis, operation, states):
         return None
     if output.dtype not in (tf.int32, tf.int64):  # others may overflow
         raise Mixed(PLACE)
-    return _set(analysis, output, state, *analysis.dims(operation.inputs[0])[1:])
+    return set_entries(analysis, output, state, *analysis.dims(operation.inputs[0])[1:])
+
+
+@rule("Slice", table=RULES_OF_ENTRIES)
+def _columns(analysis, operation, states):
+    state = states[0]
+    if state.kind != "entries" or not state.is_place:
+        return None
+    begin, size = map(analysis.value, operation.inputs[1:])
+    is_known = begin is not None and size is not None and len(begin) == 2
+    if not is_known or (begin[0], size[0]) != (Size(0), Size(-1)):
+        raise Mixed(PLACE)
+    return _some_columns(analysis, operation, state, int(begin[1]), int(size[1]))
+
+
+def _some_columns(analysis, operation, state: State, begin: int, number: int) -> State:
+    """Returns the state of some columns of indices, of which the first has numbers."""
+    rest = int(analysis.dims(operation.inputs[0])[1]) - begin
+    number = rest if number == -1 else number
+    if not state.is_first or not 0 < number <= rest:
+        raise Mixed(PLACE)
+    result = _of(state.of) if begin else state
+    return set_entries(analysis, operation.outputs[0], result, Size(number))
+
+
+@rule("ConcatV2", table=RULES_OF_ENTRIES)
+def _join(analysis, operation, states):
+    first, *others, axis = states
+    if first.kind != "entries" or not first.is_place:
+        return joined_rows(analysis, operation, states)
+    axes = axes_of(analysis, operation.inputs[-1], 2) if axis == FIXED else {}
+    are_own = all(are_values_of(state, first.of) for state in others)
+    if not (are_numbers(first, True) and are_own and axes == {1}):
+        raise Mixed(PLACE)
+    widths = [int(analysis.dims(tensor)[1]) for tensor in operation.inputs[:-1]]
+    return set_entries(analysis, operation.outputs[0], first, Size(sum(widths)))
 
 
 @rule("StridedSlice", table=RULES_OF_ENTRIES)
@@ -248,6 +296,8 @@ def _column(analysis, operation, states):
         return None
     if not state.is_place:
         return one_block(analysis, operation, state)
+    if not operation.get_attr("shrink_axis_mask"):
+        return _columns_between(analysis, operation, state)
     masks = {
         "begin_mask": 1,
         "end_mask": 1,
@@ -265,7 +315,25 @@ def _column(analysis, operation, states):
     column = int(begin[1])
     is_number = column in (0, -int(analysis.dims(operation.inputs[0])[1]))
     result = state._replace(is_first=False) if is_number else _of(state.of)
-    return _set(analysis, operation.outputs[0], result)
+    return set_entries(analysis, operation.outputs[0], result)
+
+
+def _columns_between(analysis, operation, state: State) -> State:
+    """Returns the state of `indices[:, begin:end]`."""
+    names = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
+    begin_mask, end_mask, *others = map(operation.get_attr, names)
+    begin, end, strides = map(analysis.value, operation.inputs[1:])
+    is_known = not any(value is None for value in (begin, end, strides))
+    is_plain = is_known and [*strides] == [ONE, ONE] and not any(others)
+    if not (is_plain and begin_mask & end_mask & 1):
+        raise Mixed(PLACE)
+    width = int(analysis.dims(operation.inputs[0])[1])
+    first = None if begin_mask & 2 else int(begin[1])
+    last = None if end_mask & 2 else int(end[1])
+    columns = range(width)[first:last]
+    if not columns:
+        raise Mixed(PLACE)
+    return _some_columns(analysis, operation, state, columns[0], len(columns))
 
 
 @rule("Reshape", "Squeeze", table=RULES_OF_ENTRIES)
@@ -289,7 +357,7 @@ def _flatten(analysis, operation, states):
         is_flat = target is not None and [*target] in flat
     if not is_flat:
         raise Mixed(PLACE)
-    return _set(analysis, operation.outputs[0], state._replace(is_first=False))
+    return set_entries(analysis, operation.outputs[0], state._replace(is_first=False))
 
 
 # Rows of entries.
@@ -304,15 +372,15 @@ def _scatter(analysis, operation, states):
         if default != FIXED:
             raise Mixed(ALONG)
     rank = analysis.rank(operation.inputs[0])
-    if not _are_numbers(indices, rank == 2):
+    if not are_numbers(indices, rank == 2):
         raise Mixed(ALONG)
     is_scalar = values == FIXED and operation.type == "SparseToDense"
-    if not _are_values_of(values, indices.of) and not (
+    if not are_values_of(values, indices.of) and not (
         is_scalar and analysis.rank(operation.inputs[2]) == 0
     ):
         raise Mixed(_OTHER)
-    _, *tail = _shape(analysis, operation.inputs[place], indices.distance)
-    return _rows(analysis, operation.outputs[0], indices.distance, tail)
+    _, *tail = shape_of_sparse(analysis, operation.inputs[place], indices.distance)
+    return set_rows(analysis, operation.outputs[0], indices.distance, tail)
 
 
 @rule(
@@ -325,7 +393,7 @@ def _segments(analysis, operation, states):
     values, numbers, *_ = states
     if numbers.kind != "entries":
         return None
-    if not _are_values_of(values, numbers.of):
+    if not are_values_of(values, numbers.of):
         raise Mixed(_OTHER)
     return _by_example(analysis, operation, numbers, operation.inputs[2:])
 
@@ -344,7 +412,7 @@ def _sparse_segments(analysis, operation, states):
     if places.kind != "entries" or places.of != numbers.of:
         raise Mixed(_OTHER)
     is_fixed = table == FIXED and not places.is_place
-    if not is_fixed and not _are_values_of(table, places.places):
+    if not is_fixed and not are_values_of(table, places.places):
         raise Mixed(BY_VALUES)
     return _by_example(analysis, operation, numbers, operation.inputs[3:])
 
@@ -359,7 +427,7 @@ def _by_example(analysis, operation, numbers: State, rows) -> State:
         rows: The input that says how many rows there are; without one there are as many
             as the last number says.
     """
-    if not _are_numbers(numbers, False):
+    if not are_numbers(numbers, False):
         raise Mixed(ALONG)
     if rows:
         value = analysis.value(rows[0])
@@ -368,27 +436,27 @@ def _by_example(analysis, operation, numbers: State, rows) -> State:
     elif numbers.of not in analysis.complete_lists:
         raise Mixed(_FEW)
     tail = analysis.dims(operation.inputs[0])[1:]
-    return _rows(analysis, operation.outputs[0], numbers.distance, tail)
+    return set_rows(analysis, operation.outputs[0], numbers.distance, tail)
 
 
 @rule("SparseTensorDenseMatMul", table=RULES_OF_ENTRIES)
 def _sparse_product(analysis, operation, states):
     indices, values, _, matrix = states
     is_turned = operation.get_attr("adjoint_a")
-    if is_turned or matrix != FIXED or not _are_numbers(indices, True):
+    if is_turned or matrix != FIXED or not are_numbers(indices, True):
         raise Mixed(ALONG)
-    if not _are_values_of(values, indices.of):
+    if not are_values_of(values, indices.of):
         raise Mixed(_OTHER)
-    _shape(analysis, operation.inputs[2], indices.distance)
-    return _rows(analysis, operation.outputs[0], indices.distance, [None])
+    shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    return set_rows(analysis, operation.outputs[0], indices.distance, [None])
 
 
 @rule("SparseReduceSum", "SparseReduceMax", table=RULES_OF_ENTRIES)
 def _sparse_sum(analysis, operation, states):
     indices, values, _, _ = states
-    if not _are_numbers(indices, True) or not _are_values_of(values, indices.of):
+    if not are_numbers(indices, True) or not are_values_of(values, indices.of):
         raise Mixed(ALONG)
-    shape = _shape(analysis, operation.inputs[2], indices.distance)
+    shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     axes = axes_of(analysis, operation.inputs[3], len(shape))
     if 0 in axes or not axes:
         raise Mixed(ALONG)
@@ -398,4 +466,4 @@ def _sparse_sum(analysis, operation, states):
         for axis, size in enumerate(shape)
         if axis and (keeps or axis not in axes)
     ]
-    return _rows(analysis, operation.outputs[0], indices.distance, tail)
+    return set_rows(analysis, operation.outputs[0], indices.distance, tail)

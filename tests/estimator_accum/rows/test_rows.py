@@ -597,6 +597,19 @@ def _words_of_texts(texts):
     return tf.nn.safe_embedding_lookup_sparse(_static([5, 3]), ids)
 
 
+def _sorted_to_experts(x, length):
+    experts, places = length % 2, tf.range(tf.shape(x)[0])
+    parts, numbers = (tf.dynamic_partition(t, experts, 2) for t in (x, places))
+    results = [tf.nn.softmax(parts[0]), tf.tanh(parts[1])]
+    columns = tf.dynamic_partition(tf.transpose(x, [1, 0, 2]), [0, 1, 0, 1], 2)
+    whole = tf.dynamic_stitch([[0, 2], [1, 3]], [columns[0] * 2, columns[1]])
+    return [
+        tf.dynamic_stitch(numbers, results),
+        raw.ParallelDynamicStitch(indices=numbers, data=results),
+        tf.transpose(whole, [1, 0, 2]),
+    ]
+
+
 def _crossed(texts):
     crossed = tf.feature_column.crossed_column(["a", "b"], 9)
     column = tf.feature_column.embedding_column(crossed, 3)
@@ -644,6 +657,30 @@ _OF_ENTRIES = {
     "sums": (_of_even(lambda words: raw.SparseReduceSum(
         input_indices=words.indices, input_values=words.values,
         input_shape=words.dense_shape, reduction_axes=[1])), 0, 1),
+    "sorted to experts": (_sorted_to_experts, 0, 1),
+    "made of others": (_of_even(lambda words: [
+        tf.sparse.to_dense(other) for numbers in [words.with_values(
+            tf.cast(words.values, tf.float32))] for other in (
+                tf.sparse.reorder(words), tf.sparse.concat(1, [words, words]),
+                tf.sparse.add(words, words), tf.sparse.maximum(words, words),
+                tf.sparse.minimum(words, words), *tf.sparse.split(words, 2, 1),
+                tf.sparse.slice(words, [0, 1], [words.dense_shape[0], 2]),
+                tf.sparse.softmax(numbers), numbers * [[1.0, 2.0, 3.0, 4.0]],
+                numbers / [2.0])
+    ]), 0, 1),
+    "counts": (_of_even(lambda words: [
+        tf.math.bincount(tf.cast(words, tf.int32), minlength=4, maxlength=4, axis=-1),
+        tf.sparse.to_indicator(words, 4),
+        tf.sparse.add(words, tf.ones_like(tf.sparse.to_dense(words))),
+    ]), 0, 1),
+    "paths": (lambda x, length: [
+        tf.nn.ctc_greedy_decoder(tf.transpose(x, [1, 0, 2]), length)[1],
+        tf.nn.ctc_beam_search_decoder(tf.transpose(x, [1, 0, 2]), length, 3)[1],
+        v1.nn.ctc_loss(
+                    tf.cast(_even(length[:, None] % 2 * 2 + 2), tf.int32), x,
+                    tf.ones_like(length) * 4, time_major=False),
+    ], 0, 1),
+    "padded": (lambda texts: tf.strings.split(texts[:, 0]).to_tensor(shape=[None, 3]), 0, 1),
     "words of texts": (_words_of_texts, 0, 1),
     "crossed column": (_crossed, 0, 1),
     "chosen examples": (lambda x, y: _in_place(
@@ -664,6 +701,19 @@ _MIXED |= {
         tf.boolean_mask(x, y > 0), 0),
     "number of chosen examples": lambda x, y: tf.cast(
         tf.size(tf.where(y > 0)), tf.float32) * y,
+    "lists of other examples": lambda x, length, ids: [
+        tf.dynamic_stitch(numbers, parts)
+        for parts, numbers in [
+            (tf.dynamic_partition(x, length % 2, 2),
+             tf.dynamic_partition(tf.range(tf.shape(x)[0]), ids[:, 0] % 2, 2)),
+            (tf.dynamic_partition(x, length % 2, 2)[:1],
+             tf.dynamic_partition(tf.range(tf.shape(x)[0]), length % 2, 2)[:1]),
+            (tf.dynamic_partition(x, length % 2, 2)[::-1],
+             tf.dynamic_partition(tf.range(tf.shape(x)[0]), length % 2, 2)),
+        ]
+    ],
+    "texts as wide as the longest": lambda texts: tf.strings.split(
+        texts[:, 0]).to_tensor(),
     "as wide as the longest": lambda texts: tf.sparse.to_dense(
         v1.string_split(texts[:, 0]), default_value=""),
     "last examples may be missing": _of_even(

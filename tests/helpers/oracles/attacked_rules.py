@@ -21,6 +21,7 @@ from estimator_accum.graph.names import DRAWS
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.rules.blocks import blocks_of
+from estimator_accum.rows.rules.partitions import part_of
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import State
 
@@ -274,12 +275,19 @@ def _meaning(symbol: str, graph, attacked: Attack) -> tf.Tensor:
 
 
 def _number_of_entries(name: str, graph) -> tf.Tensor:
-    """Returns the number of entries of a list, or of its longest row."""
-    if name.endswith(":width"):
-        operation = graph.get_operation_by_name(name.removesuffix(":width"))
-        return operation.outputs[2][1]
-    operation = graph.get_operation_by_name(name)
-    return tf.shape(operation.outputs[0])[0]
+    """Returns the number of entries of a list, or a length of its sparse tensor."""
+    if part := part_of(name):
+        numbers = graph.get_tensor_by_name(part[2])
+        return tf.reduce_sum(tf.cast(tf.equal(numbers, part[0]), tf.int32))
+    name, *parts = name.split(":")
+    operation, place = graph.get_operation_by_name(name), 0
+    if parts and parts[0].isdigit():  # of several results
+        place = int(parts.pop(0))
+    if not parts:
+        return tf.shape(operation.outputs[place])[0]
+    axis = 1 if parts[0] == "width" else int(parts[0].removeprefix("axis"))
+    number = len(operation.outputs) // 3
+    return operation.outputs[2 * number + place][axis]
 
 
 class _Judge:

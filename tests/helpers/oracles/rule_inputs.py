@@ -1024,7 +1024,137 @@ def _sparse_sum(a, kind):
     )
 
 
+@_for("SparseReorder", "SparseSoftmax", "SparseSplit", "SparseSlice")
+def _of_one_sparse(a, kind):
+    indices, values, shape = (_sparse if a.happens(0.7) else _filled)(a)
+    width = a.one_of(shape[1], 1, 2)
+    arguments = {"start": [a.one_of(0, 0, 0, 1), a.one_of(0, 0, 1)]}
+    arguments["size"] = tf.stack([a.one_of(shape[0], shape[0], 1), width])
+    arguments |= {"split_dim": a.one_of(1, 1, 0), "num_split": a.one_of(1, 2)}
+    inputs = {"indices": indices, "values": values, "shape": shape}
+    for prefix in ("input", "sp"):
+        arguments |= {f"{prefix}_{name}": value for name, value in inputs.items()}
+    results = _call(kind, **inputs, **arguments)
+    if kind == "SparseReorder":
+        sums = tf.math.segment_sum(results[1], results[0][:, 0])
+        return [*results, sums]
+    return results
+
+
+@_for("SparseConcat")
+def _concat_sparse(a, kind):
+    parts = zip(*(_sparse(a) for _ in range(a.one_of(1, 2))), strict=True)
+    indices, values, shapes = parts
+    axis = a.one_of(1, 1, -1, 0)
+    return raw.SparseConcat(
+        indices=indices, values=values, shapes=shapes, concat_dim=axis
+    )
+
+
+@_for("SparseAdd", "SparseSparseMaximum", "SparseSparseMinimum")
+def _pair_of_sparse(a, kind):
+    width, arguments = a.length(), {}
+    for name in ("a", "b"):
+        indices, values, shape = _sparse(a, width=width)
+        arguments |= {f"{name}_indices": indices, f"{name}_values": values}
+        arguments[f"{name}_shape"] = shape
+    return _call(kind, **arguments, thresh=a.one_of(0.0, 0.5))
+
+
+@_for("SparseDenseCwiseAdd", "SparseDenseCwiseMul", "SparseDenseCwiseDiv")
+@_for("SparseTensorDenseAdd")
+def _sparse_beside_dense(a, kind):
+    width = a.length()
+    indices, values, shape = _sparse(a, width=width)
+    rows = a.examples * a.one_of(1, 1, 2)
+    dense = a.any(a.one_of([rows, width], [1, width], [width], [rows, 1]))
+    inputs = {"indices": indices, "values": values, "shape": shape}
+    arguments = {f"sp_{name}": value for name, value in inputs.items()}
+    arguments |= {f"a_{name}": value for name, value in inputs.items()}
+    return _call(kind, **arguments, dense=dense, b=dense)
+
+
+@_for("SparseBincount")
+def _sparse_counts(a, kind):
+    indices, values, shape = _sparse(a, tf.int32)
+    weights = a.one_of(tf.zeros([0]), tf.cast(values, tf.float32), a.any([a.examples]))
+    arguments = {"size": a.one_of(4, _clamped_size(a)), "binary_output": a.happens()}
+    inputs = {"indices": indices, "values": values, "dense_shape": shape}
+    return raw.SparseBincount(**inputs, **arguments, weights=weights)
+
+
+@_for("CTCGreedyDecoder", "CTCBeamSearchDecoder", "CTCLoss")
+def _paths(a, kind):
+    span = a.one_of(1, 1, 2)
+    signals = a.rows([3, 4], axis=a.one_of(0, 1, 1, 1), span=span)
+    lengths = a.any([a.examples * a.one_of(span, span, 1)], tf.int32) + 1
+    indices, values, _ = _sparse(a, tf.int32, width=1)
+    arguments = {"labels_indices": indices, "labels_values": values % 3}
+    arguments |= {"beam_width": 2, "top_paths": a.one_of(1, 2)}
+    return _call(kind, inputs=signals, sequence_length=lengths, **arguments)
+
+
+@_for("RaggedTensorToTensor")
+def _padded(a, kind):
+    span, width = a.one_of(1, 1, 2), a.length()
+    indices, table = a.entries([width], span), a.rows([width], axis=0, span=span)
+    number = tf.cast(tf.shape(table)[0], tf.int64) * a.one_of(1, 1, 1, 2)
+    first = a.one_of(tf.constant(-1, tf.int64), number, tf.constant(2, tf.int64))
+    return raw.RaggedTensorToTensor(  # others may crash the process
+        shape=tf.stack([first, a.one_of(width, -1, 2, number)]),
+        values=tf.gather_nd(table, indices),
+        default_value=a.any([]),
+        row_partition_tensors=[number, indices[:, 0]],
+        row_partition_types=["FIRST_DIM_SIZE", "VALUE_ROWIDS"],
+    )
+
+
+@_for("DynamicPartition", "DynamicStitch", "ParallelDynamicStitch")
+def _sorted(a, kind):
+    span, number = a.one_of(1, 1, 1, 2), a.one_of(1, 2, 2, 3)
+    data = a.rows(a.shape(a.one_of(0, 1)), axis=0, span=span)
+    if a.happens(0.2):
+        return _sorted_columns(a, kind)
+    parts = a.any([a.examples * span], tf.int32, most=number)
+    lists = tf.dynamic_partition(data, parts, number)
+    others = parts if a.happens(0.8) else a.any([a.examples], tf.int32, most=number)
+    places = tf.range(a.number_of_examples() * a.one_of(1, 1, 1, span))
+    places = a.any([a.examples], tf.int32) if a.happens(0.1) else places
+    numbers = tf.dynamic_partition(places, others, number)
+    if a.happens(0.3):
+        lists = [tf.gather(data, part) for part in numbers]
+    results = [*lists, *numbers]
+    lists = [tf.tanh(part) if a.happens(0.8) else part for part in lists]
+    if a.happens(0.2):
+        lists, numbers = lists[::-1], numbers[:: a.one_of(1, -1)]
+    if a.happens(0.2):
+        lists, numbers = lists[1:], numbers[1:]
+    if kind == "DynamicPartition":
+        return results
+    return [*results, _call(kind, indices=numbers, data=lists)]
+
+
+def _sorted_columns(a: Attack, kind: str):
+    shape = a.shape(3)
+    rank = a.one_of(1, 2)
+    numbers = tf.constant(a.chance.integers(0, 2, shape[:rank]).astype(np.int32))
+    if kind == "DynamicPartition":
+        return tf.dynamic_partition(a.any(shape), numbers, 2)
+    places = [a.chance.permutation(shape[0]).astype(np.int32) for _ in "12"]
+    return _call(kind, indices=places, data=[a.any(shape), a.any(shape)])
+
+
 _ON_NUMBERS = (
+    lambda a, x: x[:, :1],
+    lambda a, x: x[:, 1:],
+    lambda a, x: x[:, :-1],
+    lambda a, x: x[:, ::-1],
+    lambda a, x: tf.slice(x, [0, 0], [-1, 1]),
+    lambda a, x: tf.slice(x, [0, a.one_of(0, 1)], [-1, -1]),
+    lambda a, x: tf.slice(x, [0, 0], [1, -1]),
+    lambda a, x: tf.concat([x, x[:, 1:]], 1),
+    lambda a, x: tf.concat([x[:, 1:], x], 1),
+    lambda a, x: tf.concat([x[:, :1], x[:, 1:]], a.one_of(1, 1, 0)),
     lambda a, x: x[:, 0],
     lambda a, x: x[:, 1],
     lambda a, x: x[:, -1],

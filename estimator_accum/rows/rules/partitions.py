@@ -1,0 +1,85 @@
+"""Rules of rows that are sorted into lists, or stitched together again.
+
+tf.dynamic_partition(x, experts, 2)    two lists, of each expert's examples
+tf.dynamic_stitch(numbers, lists)      the rows at their places
+"""
+
+import re
+
+from estimator_accum.rows.rules.entries import are_values_of, set_entries, set_rows
+from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
+from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
+from estimator_accum.rows.sizes import ONE
+from estimator_accum.rows.states import Mixed, State
+
+_NAME = re.compile(r"part (\d+) of (\d+) by (.*)")
+
+
+def part_of(name: str) -> tuple[int, int, str] | None:
+    """Returns a list's number among those that a tensor sorts, and that tensor's name."""
+    match = _NAME.fullmatch(name)
+    return match and (int(match[1]), int(match[2]), match[3])
+
+
+@rule("DynamicPartition", table=RULES_OF_ENTRIES)
+def _partition(analysis, operation, states):
+    data, numbers = states
+    tensor, rank = operation.inputs[0], analysis.rank(operation.inputs[1])
+    if numbers.kind == "fixed" and data.kind == "rows" and data.axis >= rank:
+        if data.is_place:
+            raise Mixed(BY_VALUES)
+        result = State("rows", data.axis - rank + 1, data.span)
+        tail = analysis.dims(tensor)[rank:]
+        for output in operation.outputs:
+            analysis.set_dims(output, result, [None, *tail])
+        return result
+    if numbers != State("rows", 0, numbers.span) or rank != 1:
+        raise Mixed(ALONG)
+    is_own = data.kind == "rows" and (data.axis, data.span) == (0, numbers.span)
+    if not is_own or data.is_place and not data.is_number:
+        raise Mixed(UNLIKE)
+    results, tail = [], analysis.dims(tensor)[1:]
+    for i, output in enumerate(operation.outputs):
+        by = f"{analysis.path}{operation.inputs[1].name}"
+        name = f"part {i} of {len(operation.outputs)} by {by}"
+        distance = data.distance if data.is_place else None
+        state = State(
+            "entries", 0, distance=distance, of=name, is_number=data.is_number
+        )
+        results.append(set_entries(analysis, output, state, *tail))
+    return results
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch", table=RULES_OF_ENTRIES)
+def _stitch(analysis, operation, states):
+    half = len(states) // 2
+    pairs = list(zip(states[:half], states[half:], strict=True))
+    if all(numbers.kind == "fixed" for numbers, _ in pairs):
+        return _stitch_columns(analysis, operation, states[half:])
+    parts = []
+    for numbers, data in pairs:
+        is_number = numbers.kind == "entries" and numbers.is_number
+        if not is_number or numbers.distance != ONE or numbers.is_first:
+            raise Mixed(BY_VALUES)
+        if not are_values_of(data, numbers.of):
+            raise Mixed(UNLIKE)
+        parts.append(part_of(numbers.of))
+    places = {part[0] for part in parts}
+    if len({part[1:] for part in parts}) > 1 or places != {*range(parts[0][1])}:
+        raise Mixed("rows of some examples may be missing")
+    tail = analysis.dims(operation.inputs[half])[1:]
+    return set_rows(analysis, operation.outputs[0], ONE, tail)
+
+
+def _stitch_columns(analysis, operation, states: list[State]) -> State:
+    results, half = set(), len(states)
+    for tensor, state in zip(operation.inputs[:half], states, strict=True):
+        rank = analysis.rank(tensor)
+        if state.kind != "rows" or state.is_place or state.axis < rank:
+            raise Mixed(BY_VALUES)
+        results.add(State("rows", state.axis - rank + 1, state.span))
+    if len(results) > 1:
+        raise Mixed(UNLIKE)
+    rank = analysis.rank(operation.inputs[0])
+    tail = analysis.dims(operation.inputs[half])[rank:]
+    return analysis.set_dims(operation.outputs[0], results.pop(), [None, *tail])

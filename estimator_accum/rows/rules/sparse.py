@@ -1,0 +1,246 @@
+"""Rules of sparse tensors of which others are made.
+
+Each example's entries stay together. A result is a list of its own, since an operation may
+drop, join or sort the entries of an example.
+"""
+
+from estimator_accum.rows.rules.entries import (
+    are_numbers,
+    are_rows,
+    are_values_of,
+    new_sparse,
+    set_entries,
+    set_rows,
+    shape_of_sparse,
+)
+from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
+from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
+from estimator_accum.rows.sizes import ONE, N, Size, Unknown, count, sizes
+from estimator_accum.rows.states import FIXED, Mixed, State
+
+
+def _check(indices: State, values: State) -> None:
+    """Raises Mixed unless they are those of a sparse tensor with rows of examples."""
+    if not are_numbers(indices, True) or not are_values_of(values, indices.of):
+        raise Mixed(ALONG)
+
+
+def _check_fixed(states: list[State]) -> None:
+    if any(state != FIXED for state in states):
+        raise Mixed(BY_VALUES)
+
+
+def _list(analysis, operation, numbers: State, tensors, name: str = "") -> list[State]:
+    """Returns the states of a new list's indices, and of its values."""
+    name = f"{analysis.name_of_list(operation)}{name}"
+    indices, values = tensors
+    rank = analysis.dims(operation.inputs[_place_of_indices(operation)])[1]
+    return [
+        set_entries(analysis, indices, numbers._replace(of=name), rank),
+        set_entries(analysis, values, State("entries", 0, of=name)),
+    ]
+
+
+def _place_of_indices(operation) -> int:
+    return 1 if operation.type == "SparseSplit" else 0
+
+
+@rule("SparseReorder", table=RULES_OF_ENTRIES)
+def _reorder(analysis, operation, states):
+    indices, values, _ = states
+    _check(indices, values)
+    shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    if indices.of in analysis.complete_lists:
+        analysis.complete_lists.add(analysis.name_of_list(operation))
+    return _list(analysis, operation, indices, operation.outputs)
+
+
+@rule("SparseConcat", table=RULES_OF_ENTRIES)
+def _concat(analysis, operation, states):
+    number, inputs = operation.get_attr("N"), operation.inputs
+    shapes = []
+    for i in range(number):
+        indices, values = states[i], states[number + i]
+        _check(indices, values)
+        if indices.distance != states[0].distance:
+            raise Mixed(UNLIKE)
+        shape = inputs[2 * number + i]
+        shapes.append(shape_of_sparse(analysis, shape, indices.distance))
+    axis = operation.get_attr("concat_dim") % len(shapes[0])
+    if axis == 0:
+        raise Mixed("it joins examples with examples")
+    shape, lengths = shapes[0], [shape[axis] for shape in shapes]
+    shape[axis] = _sum(lengths, f"{analysis.name_of_list(operation)}:axis{axis}")
+    *results, output = operation.outputs
+    return [
+        *_list(analysis, operation, states[0], results),
+        analysis.set_value(output, sizes(shape)),
+    ]
+
+
+def _sum(lengths: list[Size], name: str) -> Size:
+    total = Size(0)
+    try:
+        for length in lengths:
+            total = total + length
+    except Unknown:
+        return count(name)
+    return total
+
+
+@rule("SparseAdd", "SparseSparseMaximum", "SparseSparseMinimum", table=RULES_OF_ENTRIES)
+def _pair(analysis, operation, states):
+    one, other = states[:3], states[3:6]
+    _check(*one[:2])
+    _check(*other[:2])
+    _check_fixed(states[6:])
+    distance = one[0].distance
+    if distance != other[0].distance:
+        raise Mixed(UNLIKE)
+    shape = shape_of_sparse(analysis, operation.inputs[2], distance)
+    shape_of_sparse(analysis, operation.inputs[5], distance)
+    results = _list(analysis, operation, one[0], operation.outputs[:2])
+    shapes = operation.outputs[2:]
+    return [*results, *(analysis.set_value(output, sizes(shape)) for output in shapes)]
+
+
+@rule("SparseSoftmax", table=RULES_OF_ENTRIES)
+def _softmax(analysis, operation, states):
+    indices, values, _ = states
+    _check(indices, values)
+    shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    if len(shape) < 2:
+        raise Mixed(ALONG)
+    return set_entries(analysis, operation.outputs[0], values)
+
+
+@rule("SparseSplit", table=RULES_OF_ENTRIES)
+def _split(analysis, operation, states):
+    axis, indices, values, _ = states
+    _check(indices, values)
+    _check_fixed([axis])
+    shape = shape_of_sparse(analysis, operation.inputs[3], indices.distance)
+    place, number = analysis.value(operation.inputs[0]), operation.get_attr("num_split")
+    if place is None or int(place.flat[0]) % len(shape) == 0:
+        raise Mixed("it takes examples apart")
+    place = int(place.flat[0]) % len(shape)
+    length, longer = divmod(int(shape[place]), number)
+    lists, shapes = [], []
+    for i in range(number):
+        tensors = operation.outputs[i], operation.outputs[number + i]
+        lists.append(_list(analysis, operation, indices, tensors, f":{i}"))
+        shape[place] = Size(length + (i < longer))
+        output = operation.outputs[2 * number + i]
+        shapes.append(analysis.set_value(output, sizes(shape)))
+    return [*(pair[0] for pair in lists), *(pair[1] for pair in lists), *shapes]
+
+
+@rule("SparseSlice", table=RULES_OF_ENTRIES)
+def _slice(analysis, operation, states):
+    indices, values, *_ = states
+    _check(indices, values)
+    shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    start, size = map(analysis.value, operation.inputs[3:])
+    if start is None or size is None or start[0] != Size(0) or size[0] != shape[0]:
+        raise Mixed("it may choose examples")
+    for axis in range(1, len(shape)):
+        if (start[axis], size[axis]) != (Size(0), shape[axis]):
+            rest = int(shape[axis]) - int(start[axis])
+            shape[axis] = Size(max(min(int(size[axis]), rest), 0))
+    *results, output = operation.outputs
+    return [
+        *_list(analysis, operation, indices, results),
+        analysis.set_value(output, sizes(shape)),
+    ]
+
+
+@rule(
+    *("SparseDenseCwiseAdd", "SparseDenseCwiseMul", "SparseDenseCwiseDiv"),
+    "SparseTensorDenseAdd",
+    table=RULES_OF_ENTRIES,
+)
+def _beside_dense(analysis, operation, states):
+    indices, values, _, dense = states
+    _check(indices, values)
+    shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    tensor = operation.inputs[3]
+    is_aligned = analysis.rank(tensor) == len(shape)
+    is_own = are_rows(dense) and is_aligned and dense.span == indices.distance
+    if operation.type == "SparseTensorDenseAdd":
+        if not is_own:
+            raise Mixed(UNLIKE)
+        tail = analysis.dims(tensor)[1:]
+        return set_rows(analysis, operation.outputs[0], indices.distance, tail)
+    is_for_all = dense == FIXED and analysis.rank(tensor) <= len(shape)
+    if is_for_all and is_aligned:
+        is_for_all = analysis.dims(tensor)[0] == ONE
+    if not (is_own or is_for_all):
+        raise Mixed(UNLIKE)
+    return set_entries(analysis, operation.outputs[0], values)
+
+
+@rule("SparseBincount", table=RULES_OF_ENTRIES)
+def _counts(analysis, operation, states):
+    indices, values, _, size, weights = states
+    _check(indices, values)
+    _check_fixed([size])
+    shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    has_weights = operation.inputs[4].shape.num_elements() != 0
+    are_own = are_values_of(weights, indices.of) if has_weights else weights == FIXED
+    if len(shape) != 2 or not are_own:
+        raise Mixed(ALONG)
+    return set_rows(analysis, operation.outputs[0], indices.distance, [None])
+
+
+@rule("CTCGreedyDecoder", "CTCBeamSearchDecoder", table=RULES_OF_ENTRIES)
+def _decode(analysis, operation, states):
+    signals, lengths = states
+    if signals.kind != "rows" or signals.axis != 1 or signals.is_place:
+        raise Mixed(ALONG)
+    if not are_rows(lengths) or lengths.span != signals.span:
+        raise Mixed(UNLIKE)
+    *tensors, scores = operation.outputs
+    number = len(tensors) // 3
+    paths = [
+        new_sparse(analysis, operation, tensors[i::number], signals.span, f":{i}")
+        for i in range(number)
+    ]
+    parts = [path[place] for place in range(3) for path in paths]
+    return [*parts, set_rows(analysis, scores, signals.span, [None])]
+
+
+@rule("CTCLoss", table=RULES_OF_ENTRIES)
+def _ctc_loss(analysis, operation, states):
+    signals, indices, values, lengths = states
+    _check(indices, values)
+    if signals != State("rows", 1, indices.distance):
+        raise Mixed(ALONG)
+    if not are_rows(lengths) or lengths.span != signals.span:
+        raise Mixed(UNLIKE)
+    loss, gradient = operation.outputs
+    dims = analysis.dims(operation.inputs[0])
+    return [
+        set_rows(analysis, loss, signals.span, []),
+        analysis.set_dims(gradient, signals, dims),
+    ]
+
+
+@rule("RaggedTensorToTensor", table=RULES_OF_ENTRIES)
+def _pad_to_length(analysis, operation, states):
+    shape, values, default, *partitions = states
+    kinds = operation.get_attr("row_partition_types")
+    if kinds != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
+        raise Mixed("a ragged tensor that does not number its rows")
+    numbers = partitions[1]
+    if not are_numbers(numbers, False) or not are_values_of(values, numbers.of):
+        raise Mixed(ALONG)
+    lengths, rows = map(analysis.value, (operation.inputs[0], operation.inputs[3]))
+    if lengths is None or lengths.ndim != 1 or shape.kind not in ("fixed", "sizes"):
+        raise Mixed("a shape that is not known before there are numbers")
+    number = N * numbers.distance
+    if lengths[0] not in (Size(-1), number) or rows is None or rows[()] != number:
+        raise Mixed("a ragged tensor has another number of examples")
+    if lengths[1] == Size(-1) or lengths[1].power or default != FIXED:
+        raise Mixed("it is as wide as the longest row")
+    tail = [lengths[1], *analysis.dims(operation.inputs[1])[1:]]
+    return set_rows(analysis, operation.outputs[0], numbers.distance, tail)
