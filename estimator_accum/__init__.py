@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from estimator_accum.microbatch.whole_batch_loss import whole_batch_loss
     from estimator_accum.precision import mixed_precision_config
     from estimator_accum.programs.launchers import set_tf_config
+    from estimator_accum.programs.watchdog import WatchdogHook
     from estimator_accum.recomputing.layer import recompute
     from estimator_accum.rows.declaration import per_example
     from estimator_accum.seed import micro_batch_seed
@@ -22,6 +23,7 @@ __version__ = "1.0.0"
 
 __all__ = [
     "AccumulatingOptimizer",
+    "WatchdogHook",
     "batch_mean",
     "get_or_create_update_step",
     "get_windows",
@@ -39,6 +41,7 @@ __all__ = [
 
 _MODULES = {
     "AccumulatingOptimizer": "core.optimizer",
+    "WatchdogHook": "programs.watchdog",
     "batch_mean": "microbatch.collecting",
     "get_or_create_update_step": "core.update_step",
     "get_windows": "core.registry",

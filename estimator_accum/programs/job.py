@@ -194,7 +194,7 @@ def make_train_spec(
         if job.cluster.is_chief:  # its server, which all sessions need, starts later
             together.write()
             watchdog.refusal = together.refusal
-        hooks += [together, ProgressHook(watchdog, first)]
+        hooks += [together, ProgressHook(watchdog, first, max_steps)]
     return tf.estimator.TrainSpec(input_fn, max_steps, hooks)
 
 

@@ -10,10 +10,12 @@ import os
 import pathlib
 import threading
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.programs.cluster import EXIT_AGAIN
+from estimator_accum.programs.cluster import EXIT_AGAIN, Cluster
+from estimator_accum.programs.tf_config import read_json
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -28,6 +30,8 @@ class Watchdog:
         task: Task name for the final log line.
         watched: File whose modification counts as a beat: an evaluator depends on the
             progress of the other tasks.
+        find_reason: Function that returns a sentence if a restart does not help; the
+            process then ends with exit code 2. None for no such function.
 
     Attributes:
         refusal: File with the sentence of a task that will never train; the process then
@@ -35,11 +39,16 @@ class Watchdog:
     """
 
     def __init__(
-        self, deadline_secs: float, task: str, watched: pathlib.Path | None = None
+        self,
+        deadline_secs: float,
+        task: str,
+        watched: pathlib.Path | None = None,
+        find_reason: Callable[[], str | None] | None = None,
     ):
         self._deadline_secs = deadline_secs
         self._task = task
         self._watched = watched
+        self._find_reason = find_reason
         self.refusal: pathlib.Path | None = None
         self._seen = None
         self._is_stopped = threading.Event()
@@ -65,15 +74,21 @@ class Watchdog:
                 _logger.error("%s", self.refusal.read_text())
                 os._exit(_EXIT_REFUSED)
             if time.monotonic() - self._last_beat > self._deadline_secs:
-                _logger.error(
-                    "%s has made no progress for %g seconds, and ends itself. All "
-                    "tasks have to be started again; they resume from the last "
-                    "checkpoint. Where a micro-step takes that long, use a larger "
-                    "--watchdog_secs.",
-                    self._task,
-                    self._deadline_secs,
-                )
-                os._exit(EXIT_AGAIN)  # TensorFlow's threads would keep it alive
+                self._give_up()
+
+    def _give_up(self) -> None:
+        reason = self._find_reason and self._find_reason()
+        if reason:
+            _logger.error("%s", reason)
+            os._exit(_EXIT_REFUSED)
+        _logger.error(
+            "%s has made no progress for %g seconds, and ends itself. All tasks have to "
+            "be started again; they resume from the last checkpoint. Where a micro-step "
+            "takes that long, use a larger watchdog_secs.",
+            self._task,
+            self._deadline_secs,
+        )
+        os._exit(EXIT_AGAIN)  # TensorFlow's threads would keep it alive
 
     def _look_at_file(self) -> None:
         if self._watched is None:
@@ -101,11 +116,20 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         watchdog: The watchdog to beat.
         first_global_step: `global_step` at which the examples start [micro-steps];
             None with parameter servers, where other workers move it.
+        last_global_step: `global_step` at the end of training, where the watch ends:
+            saving and closing need no other task. None if an earlier hook, which stops
+            training, decides.
     """
 
-    def __init__(self, watchdog: Watchdog, first_global_step: int | None):
+    def __init__(
+        self,
+        watchdog: Watchdog,
+        first_global_step: int | None,
+        last_global_step: int | None = None,
+    ):
         self._watchdog = watchdog
         self._first_global_step, self._furthest = first_global_step, 0
+        self._last_global_step = last_global_step
         self._has_session = False
 
     def begin(self) -> None:
@@ -129,6 +153,120 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         if run_values.results > self._furthest:
             self._furthest = run_values.results
             self._watchdog.beat()
+        if self._is_last(run_context, run_values.results):
+            self._watchdog.stop()
+
+    def _is_last(self, run_context, global_step: int) -> bool:
+        if self._last_global_step is None:
+            return run_context.stop_requested
+        if global_step + 1 >= self._last_global_step:  # may be read before it moves
+            global_step = run_context.session.run(self._global_step)
+        return global_step >= self._last_global_step
+
+
+class WatchdogHook(tf.compat.v1.train.SessionRunHook):
+    """Ends a task of a cluster that waits for another task, which TensorFlow does forever.
+
+        cluster = set_tf_config()
+        hooks = [WatchdogHook(model_dir, watchdog_secs=300)]
+        train_spec = tf.estimator.TrainSpec(input_fn, max_steps=1000, hooks=hooks)
+
+    For `TrainSpec(hooks=...)` of each task, in scripts of your own. The process ends
+    with exit code 75 if `global_step` stays for `watchdog_secs`, since all tasks must be
+    started again, or with 2 if the data of another worker has ended, which the last line
+    of the log names. In a process alone the hook does nothing.
+
+    Args:
+        model_dir: Folder of the Estimator, which all tasks share.
+        watchdog_secs: Longest time from one micro-step to the next, such as that of a
+            checkpoint's save or of the first micro-step [seconds], > 0.
+
+    Raises:
+        ValueError: If `watchdog_secs` is not positive; later, when training begins, if
+            `TF_CONFIG` describes a cluster that cannot train.
+    """
+
+    def __init__(self, model_dir: str | os.PathLike, watchdog_secs: float = 300):
+        if not watchdog_secs > 0:
+            raise ValueError(
+                "`watchdog_secs` must be a number > 0. "
+                f"Received: {watchdog_secs}. Use the seconds of the longest micro-step."
+            )
+        self._model_dir, self._watchdog_secs = os.fspath(model_dir), watchdog_secs
+        self._watchdog = None
+
+    def begin(self) -> None:
+        cluster = Cluster()
+        if os.environ.get("TF_CONFIG"):
+            cluster = read_json(os.environ["TF_CONFIG"])
+        self._cluster, self._watchdog = cluster, None
+        if cluster.num_tasks == 1 or cluster.is_evaluator:
+            return
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._furthest, self._is_running = -1, False
+        end = self._end_of(cluster.name)
+        if tf.io.gfile.exists(end):
+            tf.io.gfile.remove(end)
+        self._watchdog = Watchdog(
+            self._watchdog_secs, cluster.name, find_reason=self._find_reason
+        )
+        self._watchdog.start()
+
+    def after_create_session(self, session, coord) -> None:
+        self._coordinator = coord
+
+    def before_run(self, run_context):
+        if self._watchdog is None:
+            return None
+        self._is_running = True
+        return tf.compat.v1.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context, run_values) -> None:
+        self._is_running = False
+        if self._watchdog is not None and run_values.results > self._furthest:
+            self._furthest = run_values.results
+            self._watchdog.beat()
+
+    def end(self, session) -> None:
+        if self._watchdog is None:
+            return
+        self._watchdog.beat()
+        if self._is_running and not self._cluster.servers:  # the data has ended
+            with tf.io.gfile.GFile(self._end_of(self._cluster.name), "w") as file:
+                file.write(f"{session.run(self._global_step):,}")
+
+        def stop() -> None:  # when all hooks have ended
+            self._coordinator.wait_for_stop()
+            watchdog.stop()
+
+        watchdog = self._watchdog
+        threading.Thread(target=stop, daemon=True).start()
+
+    def _end_of(self, task: str) -> str:
+        return os.path.join(self._model_dir, f".end_of_{task.replace(' ', '_')}")
+
+    def _find_reason(self) -> str | None:
+        """Returns the sentence about another worker whose data has ended."""
+        cluster = self._cluster
+        names = [f"worker {index}" for index in range(len(cluster.workers))]
+        names += ["chief 0"] if cluster.chief else []
+        try:
+            for name in sorted({*names} - {cluster.name}):
+                if tf.io.gfile.exists(self._end_of(name)):
+                    with tf.io.gfile.GFile(self._end_of(name)) as file:
+                        return _ended_early(name, file.read(), cluster.name)
+        except tf.errors.OpError:
+            _logger.exception("%s cannot be read", self._model_dir)
+        return None
+
+
+def _ended_early(task: str, micro_step: str, waiting: str) -> str:
+    return (
+        "All workers must have the same number of batches. Received: "
+        f"{task}, whose data has ended at global_step {micro_step}, while {waiting} has "
+        "more. Repeat the data and set max_steps, or give each worker the same number "
+        "of batches."
+    )
 
 
 class EvaluationHook(tf.compat.v1.train.SessionRunHook):

@@ -1,11 +1,13 @@
 """A task without progress ends itself; a task with progress runs on."""
 
+import json
 import os
 import types
 
 import pytest
 import tensorflow as tf
 
+from estimator_accum import WatchdogHook
 from estimator_accum.programs import watchdog as watchdog_module
 from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.watchdog import LostTaskError, ProgressHook, Watchdog
@@ -106,3 +108,95 @@ def test_refusal_of_another_task_ends_this_one_with_2(tmp_path, monkeypatch):
     watchdog._is_stopped, watchdog.refusal = events, tmp_path / "refusal"
     watchdog._watch()
     assert codes == [2]
+
+
+class _Stops(Watchdog):
+    """Remembers the global_step at which it is stopped."""
+
+    def stop(self) -> None:
+        super().stop()
+        session = tf.compat.v1.get_default_session()
+        self.stopped = session.run(tf.compat.v1.train.get_global_step())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("last", [3, None])
+def test_the_watch_ends_with_the_last_update(last):
+    """Saving and closing may take any time then; with None another hook stops."""
+    with tf.Graph().as_default():
+        step = tf.compat.v1.train.create_global_step()
+        move, watchdog = step.assign_add(1), _Stops(60, "chief 0")
+        hooks = [ProgressHook(watchdog, 0 if last else None, last)]
+        hooks.insert(1 if last else 0, tf.compat.v1.train.StopAtStepHook(last_step=3))
+        with (
+            tf.compat.v1.train.SingularMonitoredSession(hooks) as session,
+            session.raw_session().as_default(),
+        ):
+            while not session.should_stop():
+                assert not hasattr(watchdog, "stopped")
+                session.run(move)
+        assert watchdog.stopped == 3
+
+
+def _train_as(number, folder, monkeypatch, size=3, in_cluster=True):
+    """Returns the hook of a worker of 2 that trains until its data ends."""
+    cluster = {"worker": ["a:1", "b:2"]}
+    task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task) if in_cluster else "")
+    hook = WatchdogHook(folder, 60)
+    with tf.Graph().as_default():
+        step = tf.compat.v1.train.create_global_step()
+        data = tf.data.Dataset.range(size)
+        batch = tf.compat.v1.data.make_one_shot_iterator(data).get_next()
+        with tf.control_dependencies([batch]):
+            move = step.assign_add(1)
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+            while not session.should_stop():
+                session.run(move)
+    return hook
+
+
+@pytest.mark.once
+def test_a_worker_whose_data_ends_before_the_others_is_named(tmp_path, monkeypatch):
+    codes, logged = [], []
+    monkeypatch.setattr(watchdog_module.os, "_exit", codes.append)
+    monkeypatch.setattr(watchdog_module._logger, "error", lambda *a: logged.append(a))
+    ended = _train_as(1, tmp_path, monkeypatch)
+    assert ended._find_reason() is None  # its own end
+    assert ended._watchdog._is_stopped.wait(60)  # its session is closed
+    waiting = _train_as(0, tmp_path, monkeypatch, size=2)
+    sentence = (
+        "Received: worker 1, whose data has ended at global_step 3, while worker 0"
+    )
+    assert sentence in waiting._find_reason()
+    waiting._watchdog._is_stopped = _Looks(tmp_path, 0, 1)
+    waiting._watchdog._deadline_secs = -1
+    waiting._watchdog._watch()
+    assert codes[0] == 2 and sentence in logged[0][1]
+    (tmp_path / ".end_of_worker_1").unlink()  # as it does when it starts again
+    waiting._watchdog._is_stopped = _Looks(tmp_path, 0, 1)
+    waiting._watchdog._watch()
+    assert EXIT_AGAIN in codes
+
+
+@pytest.mark.once
+def test_one_process_has_no_watch_and_an_end_of_a_start_before_is_removed(
+    tmp_path, monkeypatch
+):
+    assert _train_as(0, tmp_path, monkeypatch, in_cluster=False)._watchdog is None
+    assert not list(tmp_path.iterdir())
+    _train_as(0, tmp_path, monkeypatch)
+    end = tmp_path / ".end_of_worker_0"
+    assert end.read_text() == "3"
+    hook = WatchdogHook(tmp_path, 60)
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+        hook.begin()
+    hook._watchdog.stop()
+    assert not end.exists()
+
+
+@pytest.mark.once
+def test_a_deadline_must_be_positive(tmp_path):
+    with pytest.raises(ValueError, match="must be a number > 0. Received: 0. Use"):
+        WatchdogHook(tmp_path, 0)

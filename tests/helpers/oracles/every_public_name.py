@@ -6,6 +6,7 @@ import tensorflow as tf  # type: ignore[import-untyped]
 
 from estimator_accum import (
     AccumulatingOptimizer,
+    WatchdogHook,
     batch_mean,
     get_or_create_update_step,
     get_windows,
@@ -78,5 +79,5 @@ class NoBaseClass:
 
 reports: list[Report] = [Loss(), NoBaseClass(), CsvReport("f"), TensorBoardReport("f")]
 reports += [MlflowReport("f", run_name="a"), WandbReport("f", mode="offline")]
-hooks = make_accumulation_hooks(reports=reports)
+hooks = [*make_accumulation_hooks(reports=reports), WatchdogHook("f", 60.0)]
 callbacks = [AccumulationCallback("apply")]
