@@ -1,15 +1,19 @@
 """Seeds for TensorFlow's stateless random operations, one for each micro-batch."""
 
+import secrets
 import zlib
 
 import tensorflow as tf
 
+from estimator_accum.checks.before_runs import note_draws
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.graph.outermost import value_of_graph
+from estimator_accum.graph.outermost import outermost_graph, value_of_graph
 from estimator_accum.graph.variables import find_global_step
 
-_ATTRIBUTE = "_estimator_accum_micro_batch_number"
+# Attributes of a graph.
+_NUMBERS, _START = "_estimator_accum_micro_batch_number", "_estimator_accum_start"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
+_MOST_NAMES = 2**32
 
 
 def micro_batch_seed(name: str) -> tf.Tensor:
@@ -20,7 +24,9 @@ def micro_batch_seed(name: str) -> tf.Tensor:
     The seed depends only on the graph's own seed (`tf_random_seed` of the RunConfig), on
     `name`, on global_step, on the replica, and on the place of the micro-batch in a
     batch of `microbatch_model_fn`. So a run that is stopped and resumed draws the
-    numbers of the undisturbed run, even if the rest of the graph has changed.
+    numbers of the undisturbed run, even if the rest of the graph has changed. A graph
+    without a seed draws other numbers at each start, as TensorFlow's random operations
+    do.
 
     Args:
         name: Name of the operation; two operations with one name draw the same numbers.
@@ -31,22 +37,46 @@ def micro_batch_seed(name: str) -> tf.Tensor:
     Raises:
         ValueError: If the graph has no global step.
     """
-    return _named(name, _micro_batch_number(current_batch()))
+    is_seeded = tf.compat.v1.get_default_graph().seed is not None
+    return _named(name, is_seeded, current_batch())
 
 
-def batch_seed(name: str) -> tf.Tensor:
-    """Returns a seed that all micro-batches of a batch share; see `micro_batch_seed`."""
-    return _named(name, _micro_batch_number(None))
+def seed_of_draw(operation: tf.Operation, *, is_shared: bool) -> tf.Tensor:
+    """Returns the seed of a stateless operation in place of one with a state.
+
+    Args:
+        operation: The operation that draws from a state.
+        is_shared: Whether all micro-batches of a batch draw the same numbers.
+    """
+    seeds = operation.get_attr("seed"), operation.get_attr("seed2")
+    name = "/".join(map(str, (operation.name, *seeds)))
+    return _named(name, any(seeds), None if is_shared else current_batch())
 
 
-def _named(name: str, number: tf.Tensor) -> tf.Tensor:
-    seed, _ = tf.compat.v1.get_seed(0)
-    named = zlib.crc32(f"{seed}/{name}".encode())
-    return tf.stack([tf.constant(named, tf.int64), number])
+def _named(name: str, is_seeded: bool, batch) -> tf.Tensor:
+    """Returns the seed of a name.
+
+    Args:
+        name: The name.
+        is_seeded: Whether each start draws the same numbers.
+        batch: The batch, whose micro-batches draw different numbers; None if they draw
+            the same ones, or no batch is cut.
+    """
+    if is_seeded:
+        seed, _ = tf.compat.v1.get_seed(0)
+    else:
+        tf.compat.v1.get_seed(None)  # raises where all numbers must have a seed
+        seed = value_of_graph(outermost_graph(), _START, secrets.randbits(64))
+    named = tf.constant(zlib.crc32(f"{seed}/{name}".encode()), tf.int64)
+    if current_batch() is not None:
+        with tf.init_scope():
+            repeats = current_batch().repeats(_global_step())
+        named += repeats * _MOST_NAMES
+    return tf.stack([named, _micro_batch_number(batch)])
 
 
 def _micro_batch_number(batch) -> tf.Tensor:
-    """Returns a scalar int64 that no two micro-batches of a run share.
+    """Returns a scalar int64 that no two micro-batches share while global_step moves.
 
     Args:
         batch: The batch that is cut; None if there is none.
@@ -56,7 +86,7 @@ def _micro_batch_number(batch) -> tf.Tensor:
     number, count = 0, 1
     if replica is not None:
         number, count = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
-    numbers = value_of_graph(graph, _ATTRIBUTE, {})
+    numbers = value_of_graph(graph, _NUMBERS, {})
     key = (batch, getattr(number, "name", number))
     if key not in numbers:
         with tf.control_dependencies(None):
@@ -64,6 +94,7 @@ def _micro_batch_number(batch) -> tf.Tensor:
             if batch is not None:
                 serial = serial * _MOST_EXAMPLES + batch.begin
         numbers[key] = serial
+        note_draws(outermost_graph())
     return numbers[key]
 
 

@@ -25,7 +25,7 @@ _ROOMS = {
     "rows": {"graph"},
     "checks": {"graph", "rows"},
     "core": {"graph", "checks"},
-    "seed": {"graph", "core"},
+    "seed": {"graph", "checks", "core"},
     "recomputing": {"graph", "core"},
     "hooks": {"graph", "checks", "core", "reports"},
     "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},

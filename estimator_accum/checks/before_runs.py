@@ -9,22 +9,35 @@ import tensorflow as tf
 from estimator_accum.checks.micro_step_writes import warn_of_micro_step_writes
 from estimator_accum.checks.repeated_writes import changes_once
 from estimator_accum.graph.internals import call_before_runs
+from estimator_accum.graph.names import SETTERS
 from estimator_accum.graph.outermost import (
     has_mark,
     mark_graph,
     outermost_graph,
     value_of_graph,
 )
-from estimator_accum.graph.writers import MicroStepWriters, micro_step_writers
+from estimator_accum.graph.variables import find_global_step
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.graph.writers import (
+    MicroStepWriters,
+    micro_step_writers,
+    writers_of,
+)
 
 # Attributes of a graph.
 _HOOKS, _LOOKS = "_estimator_accum_has_hooks", "_estimator_accum_looks"
+_DRAWS, _WARNED = "_estimator_accum_draws", "_estimator_accum_warned_of_draws"
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def note_hooks(graph: tf.Graph) -> None:
     """Notes that the hooks of `make_accumulation_hooks` have begun in a graph."""
     mark_graph(graph, _HOOKS)
+
+
+def note_draws(graph: tf.Graph) -> None:
+    """Notes that random numbers in a graph are drawn by the number of its micro-step."""
+    mark_graph(graph, _DRAWS)
 
 
 def look_at_changes(changes: Sequence, get_windows: Callable) -> None:
@@ -68,6 +81,8 @@ def look_at_train_op(
             if graph.get_collection(tf.compat.v1.GraphKeys.EVAL_STEP):
                 return  # an evaluation
             warn_of_micro_step_writes(graph, writers, get_windows())
+            if has_mark(graph, _DRAWS) and not has_mark(graph, _WARNED):
+                _warn_of_equal_draws(graph)
             if _takes_hooks(graph) and not has_mark(graph, _HOOKS):
                 _warn_of_missing_hooks(graph, window.name)
 
@@ -110,6 +125,24 @@ def _check_other_writes(
                 "optimizer in AccumulatingOptimizer; pass other writes as "
                 "`after_update_ops`, to make them once per update."
             )
+
+
+def _warn_of_equal_draws(graph: tf.Graph) -> None:
+    """Warns if nothing moves the global step from which random numbers are drawn."""
+    step = find_global_step()
+    if step is None:
+        return
+    for operation in writers_of(graph.get_operations()).get(step.op, ()):
+        read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+        if operation.type not in SETTERS or step.op in read:
+            return
+    mark_graph(graph, _WARNED)
+    _logger.warning(
+        "%s must move with every micro-step, since micro_batch_seed counts by it. "
+        "Received: no operation that moves it, so every micro-step draws the same random "
+        "numbers. Pass it to minimize or apply_gradients as `global_step`.",
+        step.name,
+    )
 
 
 def _takes_hooks(graph: tf.Graph) -> bool:

@@ -68,7 +68,7 @@ class WholeBatch(Clock):
             staged = stage(data, self.begin, self.size)
         self.names, self.stage, self.parts, self.sliced = staged
         self.reduction, self.weight, self.has_own_weight = reduction, None, False
-        self.should_recompute = None
+        self.should_recompute = self._repeats = None
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.works = Works(self.rows)
 
@@ -148,6 +148,22 @@ class WholeBatch(Clock):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         has_more = replicas > 1 or reduction == "sum"
         return weight, weight if has_more else self.scale(weight)
+
+    def repeats(self, global_step: tf.Tensor) -> tf.Tensor:
+        """Returns the batches before this one, in a row, at the same global_step.
+
+        They are 0 if every batch moves it, as an Estimator's train op does.
+        """
+        if self._repeats is None:
+            with tf.control_dependencies(None), tf.device("/cpu:0"):
+                slot = self.works.slot("repeats", tf.int64, [2])
+                last, repeats = tf.unstack(slot.read())
+                repeats = tf.where(tf.equal(last, global_step), repeats + 1, 0)
+                begun = slot.write(tf.stack([global_step, repeats]))
+                initialize = slot.write(tf.constant([-1, 0], tf.int64))
+                self._repeats = slot.read()[1]
+            self.works.add(Work(before=[begun], initialize=[initialize]))
+        return self._repeats
 
     def recompute_switch(self) -> tf.Tensor | None:
         """Returns whether layers are recomputed, a scalar; None means always."""

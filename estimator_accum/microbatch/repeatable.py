@@ -29,7 +29,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.graph.writers import is_reference, may_be_variable, variable_of
 from estimator_accum.microbatch.writes import written_by
-from estimator_accum.seed import batch_seed, micro_batch_seed
+from estimator_accum.seed import seed_of_draw
 
 # Operations with state that give one result throughout a batch, and change nothing that
 # outlives a run.
@@ -76,7 +76,7 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
         # An order of the batch cannot be drawn by micro-batch.
         is_by_example = operation.type in STATELESS.keys() - {"RandomShuffle"}
         if is_by_example and context_of(operation) is None:
-            _draw_by(operation, micro_batch_seed)
+            _draw_statelessly(operation, is_shared=False)
         elif not is_repeatable(operation, library):
             raise ValueError(
                 f"{name} are computed twice, so their operations must give one result and "
@@ -117,7 +117,7 @@ def draw_once_per_batch(draws: list[tf.Operation]) -> None:
         draws: Operations that draw them, in no branch or loop.
     """
     for operation in draws:
-        _draw_by(operation, batch_seed)
+        _draw_statelessly(operation, is_shared=True)
 
 
 def changes_something(operation: tf.Operation, library: dict) -> bool:
@@ -172,13 +172,12 @@ def is_repeatable(node, library: dict) -> bool:
     return all(_is_repeatable(kind, library) for kind in _kinds(node, library))
 
 
-def _draw_by(operation: tf.Operation, seed_of) -> None:
+def _draw_statelessly(operation: tf.Operation, *, is_shared: bool) -> None:
     (drawn,) = operation.outputs
     draw, names = STATELESS[operation.type]
     inputs = dict(zip(names, operation.inputs, strict=True))
-    seeds = operation.get_attr("seed"), operation.get_attr("seed2")
     with tf.control_dependencies(None), tf.device(operation.device):
-        seed = seed_of("/".join(map(str, (operation.name, *seeds))))
+        seed = seed_of_draw(operation, is_shared=is_shared)
         replacement = draw(**inputs, seed=seed, dtype=drawn.dtype)
     replacement.set_shape(drawn.shape)
     replace(drawn, replacement)

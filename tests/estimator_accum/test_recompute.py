@@ -410,8 +410,11 @@ def test_inside_whole_batches_in_micro_batches():
         seed = micro_batch_seed("dropout")
         return tf.nn.experimental.stateless_dropout(x, 0.3, seed)
 
+    config = tf.estimator.RunConfig(tf_random_seed=1)
+
     def weights():
-        estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 3))
+        in_three = microbatch_model_fn(model_fn, 3)
+        estimator = tf.estimator.Estimator(in_three, config=config)
         estimator.train(INPUT)
         return [estimator.get_variable_value(name) for name in ("hidden", "output")]
 

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import micro_batch_seed, microbatch_model_fn
-from tests.helpers.models.interfaces import start_session
-from tests.helpers.models.microbatch_runs import by_train_op, input_fn_of, spec_of
+from estimator_accum import (
+    AccumulatingOptimizer,
+    micro_batch_seed,
+    microbatch_model_fn,
+)
+from estimator_accum.seed import seed_of_draw
+from tests.helpers.models.interfaces import sgd, start_session
+from tests.helpers.models.microbatch_runs import input_fn_of, spec_of
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
 v1 = tf.compat.v1
@@ -34,7 +39,31 @@ def test_a_seed_depends_on_graph_seed_name_and_step_alone():
     assert len({seed, *others}) == 7
 
 
-def test_micro_batches_of_one_batch_have_seeds_of_their_own():
+def test_a_graph_without_a_seed_draws_other_numbers_at_each_start():
+    first, second = (_seeds(None, steps=range(3)) for _ in range(2))
+    assert len({*first, *second}) == 6
+    numbers = [[number for _, number in seeds] for seeds in (first, second)]
+    assert numbers == [[0, 1, 2]] * 2
+
+
+def test_an_operation_with_a_seed_of_its_own_draws_the_same_at_each_start():
+    seeds = {}
+    for op_seed in (None, 5):
+        for graph_seed in (None, None, 1, 1):
+            with tf.Graph().as_default(), start_session() as session:
+                v1.set_random_seed(graph_seed)
+                v1.train.get_or_create_global_step().load(0, session)
+                drawn = tf.random.uniform([3], seed=op_seed, name="drawn").op
+                seed = seed_of_draw(drawn, is_shared=True)
+                seeds.setdefault((op_seed, graph_seed), []).append(
+                    tuple(session.run(seed))
+                )
+    numbers = {key: len(set(values)) for key, values in seeds.items()}
+    assert numbers == {(None, None): 2, (None, 1): 1, (5, None): 1, (5, 1): 1}
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_micro_batches_of_one_batch_have_seeds_of_their_own(moves):
     seeds = set()
 
     def note(seed):
@@ -45,11 +74,48 @@ def test_micro_batches_of_one_batch_have_seeds_of_their_own():
         one = tf.numpy_function(note, [micro_batch_seed("a")], tf.float32, False)
         x = v1.get_variable("x", initializer=1.0)
         loss = tf.reduce_mean(one * x * features["x"])
-        return spec_of(mode, loss, by_train_op("sgd")(loss))
+        step = v1.train.get_global_step() if moves else None
+        train_op = AccumulatingOptimizer(sgd(), 1).minimize(loss, step)
+        return spec_of(mode, loss, train_op)
 
-    estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4))
+    config = tf.estimator.RunConfig(tf_random_seed=1)
+    estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn, 4), config=config)
     estimator.train(input_fn_of(3 * 1000, 1000))
     assert len(seeds) == 12
+    # Of batches that move global_step, the first number is the name's alone.
+    assert len({named for named, _ in seeds}) == (1 if moves else 3)
+
+
+@pytest.mark.parametrize(
+    ("move", "is_warned_of"),
+    [
+        ("by the optimizer", False),
+        ("by nothing", True),
+        ("by an assignment", False),
+        ("to a constant", True),
+    ],
+)
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_a_step_that_nothing_moves_is_warned_of(
+    move, is_warned_of, is_reference, fresh_graph, caplog
+):
+    v1.get_variable_scope().set_use_resource(not is_reference)
+    step = v1.train.get_or_create_global_step()
+    x = v1.get_variable("x", initializer=1.0, use_resource=True)
+    loss = x * tf.random.stateless_uniform([], micro_batch_seed("a"))
+    optimizers = [AccumulatingOptimizer(sgd(), 2, name=name) for name in "ab"]
+    moved = step if move == "by the optimizer" else None
+    train_ops = [optimizer.minimize(loss, moved) for optimizer in optimizers]
+    if move == "by an assignment":
+        v1.assign(step, step + 1)
+    if move == "to a constant":
+        v1.assign(step, 3)
+    with start_session() as session:
+        session.run(train_ops[0])
+    words = (
+        "global_step:0 must move with every micro-step, since micro_batch_seed counts"
+    )
+    assert caplog.text.count(words) == is_warned_of
 
 
 def test_replicas_have_seeds_of_their_own():
