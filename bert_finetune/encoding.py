@@ -26,6 +26,7 @@ class EncodedExamples:
         labels: Classes, int32, or numbers, float32 [examples]; None if there are no
             labels.
         pad_id: Id that pads a row.
+        truncated: Number of the examples that are longer.
     """
 
     input_ids: np.ndarray
@@ -33,6 +34,7 @@ class EncodedExamples:
     offsets: np.ndarray
     labels: np.ndarray | None
     pad_id: int
+    truncated: int
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -85,7 +87,7 @@ def encode_examples(
         max_seq_length: Most tokens of an example; longer ones are truncated.
     """
     is_pair = examples[0].text_b is not None
-    input_ids, segment_ids, lengths = [], [], [0]
+    input_ids, segment_ids, lengths, truncated = [], [], [0], 0
     # In parts, because encodings take much more memory than their arrays.
     for part in shown_in_parts(examples, "tokenizing", "example"):
         encodings = tokenizer.encode_batch(
@@ -94,6 +96,7 @@ def encode_examples(
             max_seq_length,
         )
         lengths += [len(encoding.input_ids) for encoding in encodings]
+        truncated += sum(encoding.is_truncated for encoding in encodings)
         input_ids.append(_flat((e.input_ids for e in encodings), np.int32))
         segment_ids.append(_flat((e.segment_ids for e in encodings), np.int8))
     return EncodedExamples(
@@ -102,6 +105,7 @@ def encode_examples(
         offsets=np.cumsum(lengths, dtype=np.int64),
         labels=labels_of(examples),
         pad_id=tokenizer.pad_id,
+        truncated=truncated,
     )
 
 

@@ -1,6 +1,7 @@
 """Inputs of a run, read without TensorFlow."""
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from estimator_accum.programs.folder import (
 )
 
 _ALONE = Cluster()
+_logger = logging.getLogger("tensorflow.bert_finetune")
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,31 @@ def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:
         name: read_file(file, labelled=False)
         for name, file in (task.test_files if settings.do_predict else {}).items()
     }
+    if cluster.is_chief:
+        examples = {} if train is None else {task.train_file: train}
+        examples |= {task.dev_files[suffix]: dev[suffix] for suffix in dev}
+        examples |= {task.test_files[name]: part for name, (_, part) in test.items()}
+        _say_truncated(examples, settings.max_seq_length)
     checksum = train.checksum if train is not None else ""
     return Inputs(
         settings, cluster, train, test, checksum, task, config, tokenizer, dev
     )
+
+
+def _say_truncated(examples: dict[str, EncodedExamples], max_seq_length: int) -> None:
+    """Logs the share of each file's examples that are too long, if there are some."""
+    shares = [
+        f"{part.truncated:,} of {len(part):,} examples in {file} "
+        f"({100 * part.truncated / len(part):.2g} %)"
+        for file, part in examples.items()
+        if part.truncated
+    ]
+    if shares:
+        _logger.info(
+            "truncated, since longer than --max_seq_length=%d: %s",
+            max_seq_length,
+            ", ".join(shares),
+        )
 
 
 def _check_files(settings: Settings, task: Task) -> None:

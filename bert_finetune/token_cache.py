@@ -25,7 +25,7 @@ from estimator_accum.programs.folder import whole_file
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
-_VERSION = 2  # version of the output of `encode_examples`; raised when that changes
+_VERSION = 3  # version of the output of `encode_examples`; raised when that changes
 _SUFFIX = ".tokens.npz"
 _ARRAYS = ("input_ids", "segment_ids", "offsets")
 
@@ -84,7 +84,10 @@ def _read(cache: pathlib.Path, made_of: str, pad_id: int) -> EncodedExamples | N
             if str(arrays["made_of"]) != made_of:
                 return None
             encoded = EncodedExamples(
-                **{name: arrays[name] for name in _ARRAYS}, labels=None, pad_id=pad_id
+                **{name: arrays[name] for name in _ARRAYS},
+                labels=None,
+                pad_id=pad_id,
+                truncated=int(arrays["truncated"]),
             )
             return encoded if str(arrays["checksum"]) == encoded.checksum else None
     except Exception:  # noqa: BLE001, a dozen kinds for damaged files
@@ -96,5 +99,6 @@ def _write(cache: pathlib.Path, made_of: str, encoded: EncodedExamples) -> None:
     checksum = dataclasses.replace(encoded, labels=None).checksum
     arrays = {name: getattr(encoded, name) for name in _ARRAYS}
     arrays |= {"made_of": np.array(made_of), "checksum": np.array(checksum)}
+    arrays["truncated"] = np.array(encoded.truncated)
     with whole_file(cache) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)

@@ -42,10 +42,12 @@ class Encoding(NamedTuple):
     Attributes:
         input_ids: Positions in the vocabulary, [CLS] and [SEP] included.
         segment_ids: 0 or 1 for each of them.
+        is_truncated: Whether the example has lost tokens.
     """
 
     input_ids: list[int]
     segment_ids: list[int]
+    is_truncated: bool
 
 
 class WordPieceTokenizer:
@@ -124,7 +126,7 @@ class WordPieceTokenizer:
         check_max_seq_length(max_seq_length, is_pair=texts_b is not None)
         if texts_b is None:
             limit = max_seq_length - 2
-            return [self._single(ids[:limit]) for ids in self._ids(texts_a)]
+            return [self._single(ids, limit) for ids in self._ids(texts_a)]
         pairs = zip(self._ids(texts_a), self._ids(texts_b), strict=True)
         return [self._pair(a, b, max_seq_length - 3) for a, b in pairs]
 
@@ -145,16 +147,18 @@ class WordPieceTokenizer:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def _single(self, ids: list[int]) -> Encoding:
-        input_ids = [self._cls_id, *ids, self._sep_id]
-        return Encoding(input_ids, [0] * len(input_ids))
+    def _single(self, ids: list[int], limit: int) -> Encoding:
+        input_ids = [self._cls_id, *ids[:limit], self._sep_id]
+        return Encoding(input_ids, [0] * len(input_ids), len(ids) > limit)
 
     def _pair(self, a: list[int], b: list[int], limit: int) -> Encoding:
-        if len(a) + len(b) > limit:
+        is_truncated = len(a) + len(b) > limit
+        if is_truncated:
             kept_b = max(min(len(b), limit // 2), limit - len(a))
             a, b = a[: limit - kept_b], b[:kept_b]
         input_ids = [self._cls_id, *a, self._sep_id, *b, self._sep_id]
-        return Encoding(input_ids, [0] * (len(a) + 2) + [1] * (len(b) + 1))
+        segment_ids = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        return Encoding(input_ids, segment_ids, is_truncated)
 
 
 def _read_vocabulary(path: pathlib.Path) -> list[str]:

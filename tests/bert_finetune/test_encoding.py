@@ -29,6 +29,13 @@ def test_labels_are_kept_where_there_are_any(encode):
     assert encode(("a", None, None)).labels is None
 
 
+def test_examples_that_lose_tokens_are_counted(encode):
+    rows = [("a b c a", None), ("a b c a b", None), ("a", None), ("a a a a a a", None)]
+    assert encode(*((*row, 0) for row in rows)).truncated == 2
+    pairs = [("a b", "c"), ("a b", "c a"), ("a b c", "")]
+    assert encode(*((*pair, 0) for pair in pairs)).truncated == 1
+
+
 @pytest.mark.parametrize(
     "others",
     [

@@ -1,5 +1,6 @@
 """Tokens cached beside the text: content, invalidation, runs without the cache."""
 
+import dataclasses
 import io
 import logging
 import os
@@ -11,11 +12,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bert_finetune import token_cache
+from bert_finetune import inputs, token_cache
 from bert_finetune.encoding import encode_examples
 from bert_finetune.tasks import Example, get_task, read_examples
 from bert_finetune.token_cache import cached_examples
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.programs.cluster import Cluster
+from tests.helpers.models import tiny_bert
 
 pytestmark = pytest.mark.once
 
@@ -53,6 +56,7 @@ def _assert_same(ours, theirs):
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype
     assert (ours.pad_id, ours.checksum) == (theirs.pad_id, theirs.checksum)
+    assert ours.truncated == theirs.truncated
 
 
 def test_text_is_tokenized_once(text, tokenizer, encodings):
@@ -102,7 +106,7 @@ def test_whatever_the_tokens_were_made_of_invalidates_them(
     elif what == "max_seq_length":
         max_seq_length = 8
     else:
-        monkeypatch.setattr(token_cache, "_VERSION", 3)
+        monkeypatch.setattr(token_cache, "_VERSION", 4)
     rows, examples = _read(text, tokenizer, max_seq_length)
     assert encodings.call_count == 2
     _assert_same(examples, encode_examples(rows, tokenizer, max_seq_length))
@@ -191,3 +195,19 @@ def test_full_disk_leaves_no_half_file(text, tokenizer, monkeypatch):
     monkeypatch.setattr(token_cache.np, "savez", fail)
     _read(text, tokenizer)
     assert os.listdir(text.parent) == ["train.tsv"]
+
+
+def test_the_share_of_long_texts_is_said_in_one_line(text, bert_dir, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tensorflow.bert_finetune")
+    (tmp_path / "dev.tsv").write_text("x\t0\t\tw1 w2\nx\t1\t\t" + "w1 " * 50 + "\n")
+    settings = tiny_bert.make_settings(bert_dir, tmp_path, tmp_path / "output")
+    jobs = {"do_train": True, "do_eval": True}
+    for _ in range(2):  # from the cache, too
+        inputs.read(dataclasses.replace(settings, **jobs, max_seq_length=16))
+        (message,) = caplog.messages
+        rule = "truncated, since longer than --max_seq_length=16: "
+        assert message == f"{rule}1 of 2 examples in dev.tsv (50 %)"
+        caplog.clear()
+    worker = Cluster("a:1", ("b:1",), task_type="worker")
+    inputs.read(dataclasses.replace(settings, **jobs, max_seq_length=16), worker)
+    assert not caplog.messages
