@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.names import draws_from_seed, is_draw
+from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from estimator_accum.rows.sizes import ONE, N, Size, count, lists_of, sizes
 from estimator_accum.rows.states import COUNTS, MIXED, SIZES, Mixed, State
@@ -77,10 +78,17 @@ class _EntriesAsExamples:
 
     def _inner(self, size: Size) -> Size:
         if size.power:
-            raise Mixed("the number of examples beside that of entries")
+            return self._number_of_blocks(size)
         symbols = tuple(name for name in size.symbols if name != self._count)
         power = len(size.symbols) - len(symbols)
         return dataclasses.replace(size, symbols=symbols, power=power)
+
+    def _number_of_blocks(self, size: Size) -> Size:
+        """Returns a size in terms of n, the number of rows in all blocks."""
+        blocks = blocks_of(self._name)
+        if blocks is None or size.power > 1 or size.factor % (blocks[0] * blocks[1]):
+            raise Mixed("the number of examples beside that of entries")
+        return dataclasses.replace(size, factor=size.factor // (blocks[0] * blocks[1]))
 
     def _outer(self, size: Size | None) -> Size | None:
         if size is None:
@@ -126,7 +134,7 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
     kinds = {state.kind for state in states}
     if not kinds & {"entries", "counts"}:
         return rule(analysis, operation, states)
-    if not kinds <= {"fixed", "entries", "counts"}:
+    if not kinds <= {"fixed", "entries", "counts", "sizes"}:
         raise Mixed("entries of examples stand beside examples")
     if any(state.is_place for state in states):
         raise Mixed("the place of an entry as a value")

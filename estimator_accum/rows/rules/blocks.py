@@ -97,7 +97,7 @@ def joined_rows(analysis, operation, states) -> State | None:
         return None
     rank = analysis.rank(tensors[0])
     axes = axes_of(analysis, operation.inputs[-1], rank)
-    if axes != {0} or len(states) == 1 or len({*states}) > 1:
+    if axes != {0} or states[0].axis or len(states) == 1 or len({*states}) > 1:
         return None
     tail = analysis.dims(tensors[0])[1:]
     return _blocks(analysis, operation, len(states), states[0], tail)

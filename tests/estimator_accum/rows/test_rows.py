@@ -240,6 +240,13 @@ _ROWS = {
               for n in [tf.shape(x)[0]] for z in (views[:n], views[n:])),
         ], 0, 1,
     ),
+    "joined before the examples": (lambda y: tf.concat([y[None], -y[None]], 0), 1, 1),
+    "dilated and transposed": (
+        lambda images: [
+            tf.nn.atrous_conv2d_transpose(
+                images, _static([2, 2, 3, 4]), [tf.shape(images)[0], 6, 6, 3], 2, "SAME"),
+        ], 0, 1,
+    ),
     "two views, stacked": (
         lambda x: tf.reshape(tf.concat([x, -x], 0), [2, tf.shape(x)[0], 4, 6]), 1, 1
     ),
@@ -252,7 +259,7 @@ _ROWS = {
             tf.abs(tf.signal.stft(x[:, 0], 4, 2)),
             *(tf.abs(f(tf.cast(x, tf.complex64)))
               for f in (tf.signal.fft2d, tf.signal.ifft2d)),
-            tf.signal.irfft2d(tf.signal.rfft2d(x)),
+            tf.signal.irfft2d(tf.signal.rfft2d(x)), tf.signal.fftshift(x, [1]),
             *(tf.abs(f(tf.cast(x[:, None], tf.complex64)))
               for f in (tf.signal.fft3d, tf.signal.ifft3d)),
             raw.IRFFT3D(input=raw.RFFT3D(input=x[:, None], fft_length=[1, 4, 6]),

@@ -1504,4 +1504,8 @@ _OF_SIZES = (
     lambda a, x, y: tf.range(1, 4) * x[0],
     lambda a, x, y: tf.stop_gradient(tf.identity(x)),
     lambda a, x, y: tf.where(x > 1, x, x),
+    lambda a, x, y: tf.where(x < a.one_of(0, 2, 3), x + 1, x),
+    lambda a, x, y: x + tf.cast(y[:1] >= 2, tf.int32),
+    lambda a, x, y: tf.reduce_max(tf.stack([x[0], y[0]]), keepdims=True),
+    lambda a, x, y: tf.minimum(a.one_of(2, 3), tf.maximum(a.one_of(2, 3), x[0]))[None],
 )
