@@ -24,7 +24,7 @@ _ROOMS = {
     "precision": {"graph"},
     "rows": {"graph"},
     "checks": {"graph", "rows"},
-    "core": {"graph", "checks"},
+    "core": {"graph", "rows", "checks"},
     "seed": {"graph", "checks", "core"},
     "recomputing": {"graph", "core"},
     "hooks": {"graph", "checks", "core", "reports"},

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.core.current_batch import current_parts
 from estimator_accum.core.linear import keeps_precision
-from estimator_accum.graph.lookups import has_one_slice_a_row
 from estimator_accum.graph.names import PRODUCTS
+from estimator_accum.rows.places import has_one_slice_a_row
 
 NORM = "_for_norm"  # suffix of copies that compute a norm of slices
 
@@ -93,7 +94,7 @@ def add_norms(definition, slices: Slices) -> None:
 
 def _has_single_rows(gradient: tf.IndexedSlices) -> bool:
     """Returns whether the norm of slices is that of the rows of a window."""
-    is_single = has_one_slice_a_row(gradient)
+    is_single = has_one_slice_a_row(gradient, current_parts())
     if is_single is None:
         raise ValueError(
             "The norm of a sparse gradient must be of one kind of look-up: one slice for "

@@ -14,6 +14,12 @@ def current_batch():
     return getattr(_current, "batch", None)
 
 
+def current_parts() -> list:
+    """Returns the tensors of its current micro-batch; none outside."""
+    batch = current_batch()
+    return [] if batch is None else [part.sliced for part in batch.parts]
+
+
 def set_current_batch(batch) -> None:
     """Makes a `WholeBatch`, or None, the window of train ops that this thread makes."""
     _current.batch = batch

@@ -8,11 +8,11 @@ import tensorflow as tf
 from estimator_accum.core.arguments import check_weight
 from estimator_accum.core.change import Change
 from estimator_accum.core.clock import Clock
-from estimator_accum.core.current_batch import current_batch
+from estimator_accum.core.current_batch import current_batch, current_parts
 from estimator_accum.core.gradients import Gradient, half_squared_norms
 from estimator_accum.core.options import Options
 from estimator_accum.core.replica_divisor import replica_divisor_of
-from estimator_accum.graph.lookups import has_one_slice_a_row
+from estimator_accum.rows.places import has_one_slice_a_row
 
 
 class MicroBatch(NamedTuple):
@@ -138,10 +138,10 @@ def _are_slices(options: Options, gradients: list[Gradient]) -> list[bool]:
     """Returns whether the norm of each gradient is that of its slices."""
     if options.sparse_norm != "slices":
         return [False] * len(gradients)
-    are_slices = []
+    are_slices, parts = [], current_parts()
     for gradient in gradients:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
-        is_single = has_one_slice_a_row(gradient) if is_sparse else True
+        is_single = has_one_slice_a_row(gradient, parts) if is_sparse else True
         if is_single is None:
             raise ValueError(
                 "`sparse_norm='slices'` must not be used for an embedding that is looked "

@@ -1,15 +1,9 @@
-"""Slices of sparse gradients: the number of them in a row, from the lookup's places."""
+"""Places of sparse gradients' slices, which lookups decide."""
 
-import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.names import CALLERS
-from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.graph.writers import varying
-
 _PASSING = ("Cast", "Identity", "Reshape")
-_UNIQUE = ("Unique", "UniqueV2")
+UNIQUE = ("Unique", "UniqueV2")
 
 
 def source_of_places(indices: tf.Tensor) -> tf.Tensor:
@@ -33,34 +27,4 @@ def joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 def are_distinct(places: tf.Tensor) -> bool:
     """Returns whether `tf.unique` has returned places, from `source_of_places`."""
-    return places.op.type in _UNIQUE and places.value_index == 0
-
-
-def has_one_slice_a_row(gradient: tf.IndexedSlices) -> bool | None:
-    """Returns whether a batch at once has one slice for each row that it looks up.
-
-    Returns:
-        True as for `tf.nn.embedding_lookup_sparse`; False if there is one for each
-        look-up, as for `tf.gather`; None if it is unknown, or true of a part.
-    """
-    pieces = [source_of_places(i) for i in joined_tensors(gradient.indices)]
-    are_single = {_is_single(places) for places in pieces}
-    if are_single == {False}:
-        return False
-    return True if are_single == {True} and len(pieces) == 1 else None
-
-
-def _is_single(places: tf.Tensor) -> bool | None:
-    if are_distinct(places) or places.op.type == "Range":
-        return True
-    value = tf.get_static_value(places)
-    if value is not None and len(np.unique(value)) == value.size:
-        return True
-    needed = data_ancestors([places.op])
-    if not varying(needed):  # places of no example, perhaps several times the same
-        return None
-    if places.op.type in CALLERS:
-        functions = [f for op in needed if op.type in CALLERS for f in functions_of(op)]
-        kinds = {node.op for node in nodes_of(functions, library_of_functions())}
-        return None if kinds & {*_UNIQUE} else False
-    return False
+    return places.op.type in UNIQUE and places.value_index == 0

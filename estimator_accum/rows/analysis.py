@@ -44,7 +44,15 @@ from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY, RULES_OF_ENTRIES
 from estimator_accum.rows.sizes import Size, Unknown, has_examples, lists_of
-from estimator_accum.rows.states import COUNTS, FIXED, MIXED, SIZES, Mixed, State
+from estimator_accum.rows.states import (
+    COUNTS,
+    FIXED,
+    MIXED,
+    NO_RULE,
+    SIZES,
+    Mixed,
+    State,
+)
 
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
@@ -205,6 +213,10 @@ class Analysis:
                 self._put(operation, MIXED)
         self._round([op for op in order if self.state_of_outputs(op) != MIXED])
 
+    def is_given(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the caller decided the tensor's state."""
+        return tensor.ref() in self._given
+
     def has_seen(self, operation: tf.Operation) -> bool:
         """Returns whether the states of an operation's outputs are found."""
         return operation in self._seen
@@ -343,7 +355,7 @@ class Analysis:
                 return of_entries(self, operation, states)
             rule = RULES.get(operation.type)
             if rule is None:
-                raise Mixed("there is no rule for it")
+                raise Mixed(NO_RULE)
             return rule(self, operation, states)
         except Unknown as error:
             raise Mixed("a shape is not known before there are numbers") from error

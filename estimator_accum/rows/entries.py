@@ -16,7 +16,7 @@ from estimator_accum.graph.names import draws_from_seed, is_draw
 from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from estimator_accum.rows.sizes import ONE, N, Size, count, lists_of, sizes
-from estimator_accum.rows.states import COUNTS, MIXED, SIZES, Mixed, State
+from estimator_accum.rows.states import COUNTS, MIXED, NO_RULE, SIZES, Mixed, State
 
 _ROWS = State("rows", 0)
 
@@ -130,7 +130,7 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
         return result
     rule = RULES.get(operation.type)
     if rule is None:
-        raise Mixed("there is no rule for it")
+        raise Mixed(NO_RULE)
     kinds = {state.kind for state in states}
     if not kinds & {"entries", "counts"}:
         return rule(analysis, operation, states)

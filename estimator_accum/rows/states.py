@@ -45,6 +45,7 @@ class State(NamedTuple):
 FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")
 COUNTS = State("counts")
 EMPTY_LIST = State("list")
+NO_RULE = "there is no rule for it"  # why the analysis does not know a state
 
 
 class Mixed(Exception):

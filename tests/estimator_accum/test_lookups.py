@@ -13,27 +13,47 @@ v1 = tf.compat.v1
 _random = np.random.default_rng(0)
 _WORDS = _random.integers(0, 5, (48, 3))
 _TARGETS = _random.normal(size=48)
-_TABLES = [_random.normal(size=(5, 2)) for _ in "12"]
+_TABLES = [_random.normal(size=(6, 2)) for _ in "12"]
 _STEPS, _CLIP = 4, 0.3
 
 
-def _looked_up_once(tables, words):
+def _looked_up_once(tables, words, partitions=None):
     shape = tf.shape(words, tf.int64)
     rows, columns = tf.meshgrid(tf.range(shape[0]), tf.range(shape[1]), indexing="ij")
     places = tf.stack([tf.reshape(rows, [-1]), tf.reshape(columns, [-1])], 1)
     ids = tf.SparseTensor(places, tf.reshape(words, [-1]), shape)
-    return tf.nn.embedding_lookup_sparse(tables[0], ids, None, combiner="mean")
+    table = partitions or tables[0]
+    return tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean")
 
 
-def _positions(tables, words):
-    rows = tf.gather(tables[0], tf.range(tf.shape(words)[1]))
-    return tf.reduce_mean(rows * tf.cast(words, rows.dtype)[..., None], 1)
+def _at(make_places):
+    """Returns a lookup at places that words or their shape decide."""
+
+    def look_up(tables, words):
+        rows = tf.gather(tables[0], make_places(words))
+        rows = rows if rows.shape.rank == 3 else rows[tf.newaxis]
+        return tf.reduce_mean(rows * tf.cast(words, rows.dtype)[..., None], 1)
+
+    return look_up
+
+
+def _range(words):
+    return tf.range(tf.shape(words)[1])
 
 
 _LOOKUPS = {
     "once": _looked_up_once,
     "each": lambda tables, words: tf.reduce_mean(tf.gather(tables[0], words), 1),
-    "positions": _positions,
+    "positions": _at(_range),
+    "positions with a new axis": _at(lambda words: _range(words)[tf.newaxis, :]),
+    "positions from 2 on": _at(lambda words: tf.expand_dims(_range(words) + 2, 0)),
+    "positions of each example": _at(
+        lambda words: tf.tile(_range(words)[tf.newaxis], [tf.shape(words)[0], 1])
+    ),
+    "the same word": _at(lambda words: tf.fill(tf.shape(words), 1)),
+    "partitions": lambda tables, words: tf.reduce_mean(
+        tf.nn.embedding_lookup(tables, words), 1
+    ),
     "two tables": lambda tables, words: (
         _looked_up_once(tables[:1], words) + tf.gather(tables[1], words[:, 0])
     ),
@@ -49,6 +69,13 @@ _UNKNOWN = {
         tf.reduce_mean(tf.gather(tables[0], [0, 1, 0]))
         * tf.cast(words[:, :2], tf.float64)
     ),
+    "clamped positions": _at(lambda words: tf.minimum(_range(words), 1)),
+    "positions from the batch on": _at(
+        lambda words: _range(words) + tf.cast(tf.reduce_min(words), tf.int32)
+    ),
+    "positions of the first example": _at(lambda words: tf.argsort(words[0])),
+    "positions in a function": _at(lambda words: tf.function(_range)(words) // 2),
+    "partitions, once": lambda tables, words: _looked_up_once(tables, words, tables),
     "in a function": lambda tables, words: tf.function(
         lambda words: _looked_up_once(tables, words)
     )(words),
