@@ -5,7 +5,12 @@ import tensorflow as tf
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.internals import original_of
 from estimator_accum.graph.names import PRODUCTS, SETTLED, SUMS
-from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
+from estimator_accum.graph.walks import (
+    ancestors,
+    data_ancestors,
+    data_descendants,
+    walk,
+)
 from estimator_accum.graph.writers import varying
 
 _CURVED = {  # whose value for a mean is not the mean of the values
@@ -52,15 +57,30 @@ def is_linear(
 
 def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
     """Returns the gradients and factors of which a tensor is a sum of products."""
-    if is_gradient(tensor):
-        return [tensor], []
+    ways = {}  # by tensor: (summands, factors); None where it is no such sum
+    waiting = [tensor]
+    while waiting:
+        part = waiting[-1]
+        options = [([], [])] if is_gradient(part) else _ways(part)
+        new = [t for parts, _ in options for t in parts if t.ref() not in ways]
+        waiting += new
+        if not new:
+            waiting.pop()
+            sums = [way for way in options if all(ways[t.ref()] for t in way[0])]
+            ways[part.ref()] = next(iter(sums), None)
+    if ways[tensor.ref()] is None:
+        return None
+    needed = walk([tensor.ref()], lambda ref: [t.ref() for t in ways[ref][0]])
+    gradients = [ref.deref() for ref in needed if not ways[ref][0]]
+    return gradients, [factor for ref in needed for factor in ways[ref][1]]
+
+
+def _ways(tensor: tf.Tensor) -> list[tuple[list, list]]:
+    """Returns (summands, factors) pairs, by any of which a tensor may be such a sum."""
     inputs = list(tensor.op.inputs)
     if tensor.op.type in PRODUCTS:
-        for one, other in (inputs, inputs[::-1])[: 2 if tensor.op.type == "Mul" else 1]:
-            terms = terms_of(one, is_gradient)
-            if terms and other.shape.num_elements() == 1:
-                return terms[0], [*terms[1], other]
-        return None
+        pairs = (inputs, inputs[::-1])[: 2 if tensor.op.type == "Mul" else 1]
+        return [([a], [b]) for a, b in pairs if b.shape.num_elements() == 1]
     if tensor.op.type == "ConcatV2":  # slices of several look-ups
         inputs.pop()
     elif tensor.op.type == "UnsortedSegmentSum":  # slices that become dense
@@ -68,15 +88,8 @@ def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
     elif tensor.op.type not in {*SUMS, "StopGradient"} and not keeps_precision(
         tensor.op
     ):
-        return None
-    gradients, factors = [], []
-    for summand in inputs:
-        terms = terms_of(summand, is_gradient)
-        if terms is None:
-            return None
-        gradients += terms[0]
-        factors += terms[1]
-    return gradients, factors
+        return []
+    return [(inputs, [])]
 
 
 def keeps_precision(operation: tf.Operation) -> bool:

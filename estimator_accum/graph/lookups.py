@@ -15,14 +15,17 @@ def source_of_places(indices: tf.Tensor) -> tf.Tensor:
 
 def joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Returns the tensors that are joined along the first axis; one that is not, alone."""
-    operation = tensor.op
-    if operation.type == "Identity":
-        return joined_tensors(operation.inputs[0])
-    if operation.type == "ConcatV2":
-        *parts, axis = operation.inputs
-        if tf.get_static_value(axis) == 0:
-            return [joined for part in parts for joined in joined_tensors(part)]
-    return [tensor]
+    joined, waiting = [], [tensor]
+    while waiting:
+        tensor = waiting.pop()
+        inputs = list(tensor.op.inputs)
+        if tensor.op.type == "Identity":
+            waiting += inputs
+        elif tensor.op.type == "ConcatV2" and tf.get_static_value(inputs[-1]) == 0:
+            waiting += inputs[-2::-1]
+        else:
+            joined.append(tensor)
+    return joined
 
 
 def are_distinct(places: tf.Tensor) -> bool:

@@ -209,14 +209,24 @@ class MicroStepWriters:
 
     def of(self, variable: tf.Operation) -> list[tf.Operation]:
         """Returns those of the operations that write a variable."""
-        if variable not in self._known:
-            writers = self._writers.get(variable, [])
-            self._known[variable] = writers  # for variables that are written in turn
-            self._known[variable] = [
-                writer
-                for writer in writers
-                if not self.is_in_update(writer) and not self._settles(writer)
-            ]
+        begun, waiting = set(), [variable]
+        while waiting:  # not one call in the other, for long chains of variables
+            place = waiting[-1]
+            writers = self._writers.get(place, [])
+            if place not in self._known:
+                self._known[place] = writers  # for variables that are written in turn
+                begun.add(place)
+                read = [v for w in writers for v in self._variables_set_by(w)]
+                waiting += [v for v in read if v not in self._known]
+                continue
+            waiting.pop()
+            if place in begun:
+                begun.remove(place)
+                self._known[place] = [
+                    writer
+                    for writer in writers
+                    if not self.is_in_update(writer) and not self._settles(writer)
+                ]
         return self._known[variable]
 
     def deciding(
@@ -256,5 +266,12 @@ class MicroStepWriters:
         if operation.type not in SETTERS:
             return False
         read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
-        variables = [op for op in read if op.type in VARIABLES]
-        return not varying(read) and not any(map(self.of, variables))
+        variables = self._variables_set_by(operation)
+        return not varying(read) and not any(self._known[v] for v in variables)
+
+    def _variables_set_by(self, operation: tf.Operation) -> list[tf.Operation]:
+        """Returns the variables from which an operation sets another one."""
+        if operation.type not in SETTERS or self.is_in_update(operation):
+            return []
+        read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+        return [op for op in read if op.type in VARIABLES]

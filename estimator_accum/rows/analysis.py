@@ -38,7 +38,12 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
-from estimator_accum.rows.integers import OF_SHAPE, clamped, integer_value
+from estimator_accum.rows.integers import (
+    OF_SHAPE,
+    clamped,
+    computed_from,
+    integer_value,
+)
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
@@ -133,10 +138,15 @@ class Analysis:
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
         """Returns an integer tensor as an array of sizes; None if it is not known."""
-        key = tensor.ref()
-        if key not in self._values:
-            self._values[key] = integer_value(self, tensor)
-        return self._values[key]
+        waiting = [tensor]  # not one call in the other, for long chains of numbers
+        while waiting:
+            inner = waiting[-1]
+            new = [t for t in computed_from(inner) if t.ref() not in self._values]
+            if new and inner.ref() not in self._values:
+                waiting += new
+            elif waiting.pop().ref() not in self._values:
+                self._values[inner.ref()] = integer_value(self, inner)
+        return self._values[tensor.ref()]
 
     def dims(self, tensor: tf.Tensor) -> list[Size]:
         """Returns the shape.

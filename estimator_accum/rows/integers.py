@@ -58,6 +58,13 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     return None
 
 
+def computed_from(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns integer tensors from whose values that of a tensor is computed."""
+    if tensor.op.type not in ARITHMETIC or not tensor.dtype.is_integer:
+        return []
+    return [t for t in tensor.op.inputs if t.dtype.is_integer]
+
+
 def clamped(analysis, operation: tf.Operation) -> np.ndarray | None:
     """Returns a number between bounds that leave no choice; None if there are others.
 

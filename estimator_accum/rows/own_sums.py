@@ -16,6 +16,7 @@ import tensorflow as tf
 from estimator_accum.graph.functions import all_nodes, has_own_gradient
 from estimator_accum.graph.internals import gradient_scope_of
 from estimator_accum.graph.names import BRANCHES, CALLERS, FED, LOOPS
+from estimator_accum.graph.walks import walk
 from estimator_accum.rows.analysis import Analysis, in_order
 from estimator_accum.rows.loss_sums import combines_rows, sums_rows
 
@@ -199,16 +200,21 @@ class _Proof:
 
     def _summands(self, graph: _Graph, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors of which TensorFlow derived a sum."""
-        operation = tensor.op
-        is_passed = operation.type == "Identity" and not self._is_own(operation)
-        if not is_passed and not self._is_derived(graph, operation):
-            return [tensor]
-        inputs = [*operation.inputs]
-        if operation.type == "ConcatV2":  # of slices
-            inputs.pop()
-        elif operation.type not in ("AddN", "AddV2", "Identity"):
-            return [tensor]
-        return [part for t in inputs for part in self._summands(graph, t)]
+        summands, waiting = [], [tensor]
+        while waiting:
+            tensor = waiting.pop()
+            operation, inputs = tensor.op, [*tensor.op.inputs]
+            is_passed = operation.type == "Identity" and not self._is_own(operation)
+            is_split = is_passed or self._is_derived(graph, operation)
+            if operation.type == "ConcatV2":  # of slices
+                inputs.pop()
+            elif operation.type not in ("AddN", "AddV2", "Identity"):
+                is_split = False
+            if is_split:
+                waiting += reversed(inputs)
+            else:
+                summands.append(tensor)
+        return summands
 
     def _in_functions(
         self, graph: _Graph, operation: tf.Operation, culprits: dict
@@ -304,10 +310,15 @@ def _adds_rows(analysis: Analysis, operation: tf.Operation, states: list) -> boo
 
 
 def _is_zero(tensor: tf.Tensor) -> bool:
-    operation = tensor.op
-    if operation.type in ("Cast", "Identity", "Neg", "Reshape"):
-        return _is_zero(operation.inputs[0])
-    if operation.type == "Mul":
-        return any(map(_is_zero, operation.inputs))
-    value = tf.get_static_value(tensor)
-    return operation.type == "ZerosLike" or value is not None and not value.any()
+    def factors(tensor: tf.Tensor) -> list[tf.Tensor]:
+        is_passed = tensor.op.type in ("Cast", "Identity", "Neg", "Reshape")
+        return list(tensor.op.inputs)[
+            : 1 if is_passed else 2 * (tensor.op.type == "Mul")
+        ]
+
+    places = walk([tensor.ref()], lambda ref: [t.ref() for t in factors(ref.deref())])
+    for place in (ref.deref() for ref in places):
+        value = None if factors(place) else tf.get_static_value(place)
+        if place.op.type == "ZerosLike" or value is not None and not value.any():
+            return True
+    return False
