@@ -67,7 +67,8 @@ def _encodings(content, ours):
         theirs.encode(a) if b is None else theirs.encode(a, b) for a, b in pairs
     ]
     got = [ours.encode(a, b, 1000) for a, b in pairs]
-    return [tuple(e) for e in got], [(e.ids, e.type_ids) for e in reference]
+    ours = [(e.input_ids, e.segment_ids) for e in got]
+    return ours, [(e.ids, e.type_ids) for e in reference]
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
