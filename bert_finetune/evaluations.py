@@ -20,11 +20,13 @@ import pathlib
 import shutil
 from collections.abc import Callable, Mapping
 
-import tensorflow as tf
-
 from bert_finetune.results import BEST, EVALUATIONS
 from estimator_accum.programs.folder import SETTINGS_FILE, whole_file, write_text
-from estimator_accum.programs.progress import Progress, latest_checkpoint
+from estimator_accum.programs.progress import (
+    Progress,
+    latest_checkpoint,
+    named_checkpoint,
+)
 
 _STEPS = ("update_step", "global_step")
 _STATE = "checkpoint"
@@ -150,9 +152,7 @@ class Evaluations:
 
 def best_checkpoint(output_dir: str | os.PathLike) -> pathlib.Path | None:
     """Returns the checkpoint that `best/` keeps; None if there is none."""
-    checkpoint = tf.train.latest_checkpoint(
-        str(pathlib.Path(output_dir).resolve() / BEST)
-    )
+    checkpoint = named_checkpoint(pathlib.Path(output_dir).resolve() / BEST)
     return None if checkpoint is None else pathlib.Path(checkpoint)
 
 

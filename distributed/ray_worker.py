@@ -34,6 +34,7 @@ from estimator_accum.programs.folder import (
 )
 from estimator_accum.programs.lock import locked
 from estimator_accum.programs.program import set_verbosity
+from estimator_accum.programs.progress import named_checkpoint
 from estimator_accum.programs.saving import copy_checkpoint
 
 
@@ -87,7 +88,7 @@ def train_program(config: Mapping[str, Any]) -> None:
 def _last_checkpoint(output_dir: pathlib.Path) -> str | None:
     """Returns the path of the run's last checkpoint; None if it has not trained."""
     models = sorted(output_dir.rglob(METRICS), key=lambda path: (len(path.parts), path))
-    return tf.train.latest_checkpoint(models[0].parent) if models else None
+    return named_checkpoint(models[0].parent) if models else None
 
 
 def _evaluated(output_dir: pathlib.Path, checkpoint: str | None) -> dict[str, float]:

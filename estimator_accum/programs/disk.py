@@ -9,6 +9,7 @@ import shutil
 
 import tensorflow as tf
 
+from estimator_accum.programs.progress import named_checkpoint
 from estimator_accum.reports._memory import spoken
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -103,6 +104,6 @@ def remove_unfinished(output_dir: str | os.PathLike) -> str | None:
         if not index.exists():
             path.unlink(missing_ok=True)
     models = [folder, *(path for path in sorted(folder.glob("*")) if path.is_dir())]
-    checkpoints = filter(None, map(tf.train.latest_checkpoint, map(str, models)))
+    checkpoints = filter(None, map(named_checkpoint, models))
     latest = next(checkpoints, None)
     return latest and str(pathlib.Path(latest).relative_to(folder))

@@ -122,7 +122,8 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
         )
     if isinstance(error, ValueError) and is_out_of_memory(error.__cause__):
         return " ".join(str(error).split())  # "auto" has no finer cut
-    if isinstance(error, tf.errors.DataLossError) and "RestoreV2" in str(error):
+    damage = tf.errors.DataLossError, tf.errors.OutOfRangeError  # a short file
+    if isinstance(error, damage) and "RestoreV2" in str(error):
         return (
             "Checkpoints must be whole. Received: "
             f"{error.message.splitlines()[0].rstrip('.')}. If it is the last one of "

@@ -110,9 +110,7 @@ def latest_checkpoint(output_dir: str) -> str | None:
             file, which names the latest one, is missing or damaged: training must not
             start again and overwrite them.
     """
-    path = None
-    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not a text file
-        path = tf.train.latest_checkpoint(output_dir)
+    path = named_checkpoint(output_dir)
     # A run that is killed while it saves its very first checkpoint has no such file.
     checkpoints = [
         file.stem
@@ -127,6 +125,16 @@ def latest_checkpoint(output_dir: str) -> str | None:
             "file."
         )
     return path
+
+
+def named_checkpoint(folder: str | os.PathLike) -> str | None:
+    """Returns the checkpoint that the folder's `checkpoint` file names, if it is there.
+
+    None if that file is damaged, too.
+    """
+    with _silent_tensorflow(), contextlib.suppress(ValueError):  # not a text file
+        return tf.train.latest_checkpoint(os.fspath(folder))
+    return None
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Progress in damaged checkpoints."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from estimator_accum.programs.progress import (
     DamagedCheckpointError,
     Progress,
     ends_at,
+    named_checkpoint,
     read_progress,
 )
 
@@ -46,6 +48,41 @@ def test_files_cut_at_any_byte_get_one_sentence(checkpoints):
     (checkpoints / "model.ckpt-4.data-00000-of-00001").unlink()
     with pytest.raises(DamagedCheckpointError, match=sentence):
         read_progress(str(checkpoints))
+
+
+def test_a_file_that_names_checkpoints_is_cut_at_any_byte(checkpoints):
+    path = checkpoints / "checkpoint"
+    content, last = path.read_bytes(), str(checkpoints / "model.ckpt-4")
+    assert named_checkpoint(checkpoints) == last
+    damaged = 0
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        if named_checkpoint(checkpoints) is None:
+            damaged += 1
+            with pytest.raises(DamagedCheckpointError, match="`checkpoint` names no"):
+                read_progress(str(checkpoints))
+        else:
+            assert named_checkpoint(checkpoints) == last  # in whole lines
+    assert damaged > 0.9 * len(content)
+
+
+def test_a_checkpoint_that_is_cut_before_its_restore_ends_in_one_sentence(
+    checkpoints, capsys
+):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.get_variable("weights", [5])
+        saver = tf.compat.v1.train.Saver()
+        for path in sorted(checkpoints.glob("model.ckpt-4.*")):
+            content = path.read_bytes()
+            for length in range(0, len(content), 3):
+                path.write_bytes(content[:length])
+                ended = ending.ended_in_words("p", str(checkpoints), "")
+                with contextlib.suppress(SystemExit), ended:
+                    saver.restore(session, str(checkpoints / "model.ckpt-4"))
+                    assert "data" in path.name  # behind the weights
+                said = capsys.readouterr().err
+                assert not said or said.startswith("p: Checkpoints must be whole. ")
+            path.write_bytes(content)
 
 
 @pytest.mark.parametrize("damage", ["checkpoint", "model.ckpt-4.index"])
