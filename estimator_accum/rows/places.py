@@ -26,6 +26,7 @@ _CHOOSING = {
     *("Cast", "ExpandDims", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice"),
     "Transpose",
 }
+_TAKING_PARTS = {"GatherV2", "Slice", "Split", "SplitV", "StridedSlice", "Unpack"}
 
 
 def has_one_slice_a_row(
@@ -99,12 +100,29 @@ def _analysis_of(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> Analysis:
             continue
         is_batch = operation.type in {*BATCHES, *FED} and operation not in captured
         (batch if is_batch else others).extend(operation.outputs)
+    # Each replica may take its part of a batch that all are fed with.
+    users = [user for tensor in batch for user in tensor.consumers()]
+    if users and _reads_parts(places.graph):
+        batch += [
+            part
+            for user in users
+            if user.type in _TAKING_PARTS
+            for part in user.outputs
+        ]
     rows = [t for t in batch if t.shape.rank and t.shape[0] is None]
     is_row = {tensor.ref() for tensor in rows}
     others += [tensor for tensor in batch if tensor.ref() not in is_row]
     analysis = Analysis(rows, others)
     analysis.analyze([places])
     return analysis
+
+
+def _reads_parts(graph: tf.Graph) -> bool:
+    """Returns whether all that a graph reads of batches are parts, such as replicas'."""
+    sources = [op for op in graph.get_operations() if op.type in {*BATCHES, *FED}]
+    tensors = [t for op in sources for t in op.outputs if t.shape.rank != 0]
+    types = {user.type for tensor in tensors for user in tensor.consumers()}
+    return types <= {*_TAKING_PARTS, *SHAPES}
 
 
 def _takes_a_batch(operation: tf.Operation) -> bool:
