@@ -1,0 +1,180 @@
+"""The page of all functions, by the answers of the analysis of rows.
+
+    python -m tests.helpers.oracles.split_table
+
+writes it anew for the installed TensorFlow; names of other versions stay.
+"""
+
+import importlib
+import pathlib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.rows.analysis import Analysis
+from tests.helpers.oracles import calls_of_keras, calls_of_tensorflow
+
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs/rows.md"
+_INTRODUCTION = """# Functions and layers
+
+A batch is split into [micro-batches](update.md#words) as far as each row of a result is
+computed from its own example, which is proved from the graph, operation by operation. This
+page lists the functions of TensorFlow and the layers of Keras, called as in training, by
+the answer. It is generated: a test asks the analysis about each name of the installed
+TensorFlow.
+
+* **split**: computed in micro-batches.
+* **at once**: the result combines the examples, or random numbers that they share. It is
+  computed from the whole batch, with all that follows.
+* **no rule**: each row may be of its own example, but the analysis has no proof. The result
+  is computed at once, too.
+* **no batch**: the function takes no batch, or was not tried.
+
+Arguments matter: a sum along the examples is not split, for instance. The functions are
+called with rows along the first axis, and reduce or look up others.
+"""
+# Reasons why rows of their own example are not split.
+_WITHOUT_RULE = {
+    "nn.ctc_loss": "`v1.nn.ctc_loss` is split",
+    "nn.embedding_lookup_sparse": "the last examples may have no entry; "
+    "`safe_embedding_lookup_sparse` is split",
+    "nn.isotonic_regression": "rows differed beside other rows when a rule was tried",
+    "nn.fractional_avg_pool": "all images share the random regions",
+    "nn.fractional_max_pool": "all images share the random regions",
+    "image.encode_png": "some shapes end the process",
+    "image.extract_glimpse": 'all images share the noise; `noise="zero"` is split',
+    "image.non_max_suppression_padded": "its loop ends when the batch is done; "
+    "`combined_non_max_suppression` is split",
+    "image.ssim_multiscale": "the padding depends on the size",
+    **dict.fromkeys(
+        ("signal.fftnd", "signal.ifftnd", "signal.rfftnd", "signal.irfftnd"),
+        "it does not run on processors, where rules are tried; `fft2d` is split",
+    ),
+    "strings.ngrams": "a ragged tensor counts the entries of the examples before",
+    **dict.fromkeys(
+        (
+            *("strings.unicode_decode", "strings.unicode_decode_with_offsets"),
+            *("strings.unicode_split", "strings.unicode_split_with_offsets"),
+            *("strings.unicode_encode", "ragged.boolean_mask", "ragged.cross"),
+            *("ragged.cross_hashed", "ragged.row_splits_to_segment_ids"),
+            *("ragged.segment_ids_to_row_splits", "ragged.stack"),
+        ),
+        "a ragged tensor counts the entries of the examples before",
+    ),
+    "sparse.bincount": "`tf.math.bincount` with `minlength` and `maxlength` is split",
+    "sparse.transpose": "the examples are no longer the first axis",
+    "ContrastLimitedAdaptiveHistogramEqualization": "it looks up tiles by number",
+    "Equalization": "its histogram has no fixed number of bins",
+}
+_ROW = re.compile(r"\| `(\w+)` \| ([\w ]+) \| (.*) \|")
+
+
+class Place(NamedTuple):
+    """The answer about one name.
+
+    Attributes:
+        answer: "split", "at once", "no rule" or "no batch".
+        reason: The reason, if it is not split.
+    """
+
+    answer: str
+    reason: str = ""
+
+
+def places_of_functions() -> dict[str, dict[str, Place]]:
+    """Returns the answers of the installed TensorFlow, by section and name."""
+    with tf.Graph().as_default():
+        batch = calls_of_tensorflow.Batch()
+        places = {
+            name: Place("no batch", calls_of_tensorflow.NO_BATCH[name])
+            if name in calls_of_tensorflow.NO_BATCH
+            else _place(
+                name,
+                calls_of_tensorflow.call(name, batch),
+                Analysis(batch.parts.values()),
+            )
+            for name in calls_of_tensorflow.names()
+        }
+    sections = {}
+    for name, place in places.items():
+        module, _, attribute = name.partition(".")
+        sections.setdefault(f"tf.{module}", {})[attribute] = place
+    return sections
+
+
+def places_of_layers() -> dict[str, dict[str, Place]]:
+    """Returns the answers of the installed Keras."""
+    new_analysis, results = calls_of_keras.traced()
+    version = importlib.import_module("keras").__version__[0]
+    places = {
+        name: Place("no batch", calls_of_keras.NO_TENSOR[name])
+        for name in calls_of_keras.names()
+        if name in calls_of_keras.NO_TENSOR
+    }
+    for name, tensors in results.items():
+        with tensors[0].graph.as_default():
+            places[name] = _place(name, tensors, new_analysis())
+    return {f"keras.layers of Keras {version}": dict(sorted(places.items()))}
+
+
+def _place(name: str, tensors: list[tf.Tensor], analysis: Analysis) -> Place:
+    analysis.analyze(tensors)
+    is_split = all(analysis.state(tensor).kind != "mixed" for tensor in tensors)
+    if is_split and name not in _WITHOUT_RULE:
+        return Place("split")
+    if not is_split and name in _WITHOUT_RULE:
+        return Place("no rule", _WITHOUT_RULE[name])
+    if is_split:
+        raise AssertionError(f"{name} is split: delete its reason")
+    operation, reason = analysis.origins[0]
+    if reason == "there is no rule for it":
+        return Place("at once", f"`{operation.type}` combines the examples")
+    return Place("at once", f"`{operation.type}`: {reason}")
+
+
+def read(page: str) -> dict[str, dict[str, Place]]:
+    """Returns the answers on a page, by section and name."""
+    sections = {}
+    for section in page.split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        split, _, rest = text.partition("\n\n|")
+        places = {name: Place("split") for name in re.findall(r"`(\w+)`", split)}
+        places |= {row[1]: Place(row[2], row[3]) for row in _ROW.finditer(rest)}
+        sections[title.replace("`", "")] = places
+    return sections
+
+
+def write(sections: dict[str, dict[str, Place]]) -> str:
+    """Returns the page."""
+    texts = [_INTRODUCTION]
+    for title, places in sections.items():
+        names = sorted(places)
+        split = ", ".join(f"`{n}`" for n in names if places[n].answer == "split")
+        rows = [
+            f"| `{name}` | {places[name].answer} | {places[name].reason} |"
+            for name in names
+            if places[name].answer != "split"
+        ]
+        module, _, kind = title.partition(" ")
+        lines = "\n".join(["| name | answer | reason |", "|---|---|---|", *rows])
+        texts.append(
+            f"## `{module}` {kind}".rstrip() + f"\n\nSplit: {split}.\n\n{lines}\n"
+        )
+    return "\n".join(texts)
+
+
+def main(
+    makers: tuple[Callable, ...] = (places_of_functions, places_of_layers),
+) -> None:
+    """Writes the page."""
+    sections = read(PAGE.read_text()) if PAGE.exists() else {}
+    for make in makers:
+        for title, places in make().items():
+            sections[title] = sections.get(title, {}) | places
+    PAGE.write_text(write(sections))
+
+
+if __name__ == "__main__":
+    main()
