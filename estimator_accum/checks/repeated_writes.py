@@ -115,7 +115,8 @@ def _is_repeatable(variable: tf.Operation, writes: list[_Write]) -> bool:
         return values[variable]
 
     draws = range(_DRAWS if _shape(variable).num_elements() < _FEW else 1)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})  # which training needs
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         scale, draw = (tf.compat.v1.placeholder(t, []) for t in (tf.float32, tf.int32))
         check = _repeats(write, variable, variables, scale, draw)
         try:
