@@ -16,6 +16,7 @@ from tests.helpers.models.replicas import replicas_on_cpus
 
 v1 = tf.compat.v1
 COUNTS = (1, 2, 3, 4)
+KERAS = "keras", "keras_mean", "keras_reduced"  # weighted, of batches, their sums
 STEPS, CLIP = 3, 0.5  # K and the clipping norm
 ROWS, EXAMPLES = 5, 2
 
@@ -34,10 +35,13 @@ class _Replicas:
             strategy = replicas_on_cpus(count)
             strategy._scale_loss_for_estimator = True  # as Estimator sets it
             self._feeds = [
-                v1.placeholder(tf.float64, [4, EXAMPLES, 3]),
-                v1.placeholder(tf.int64, [4, EXAMPLES]),
-                v1.placeholder(tf.float64, [4, EXAMPLES, 2]),
-                v1.placeholder(tf.float64, [4]),
+                [
+                    v1.placeholder(tf.float64, [EXAMPLES, 3]),
+                    v1.placeholder(tf.int64, [EXAMPLES]),
+                    v1.placeholder(tf.float64, [EXAMPLES, 2]),
+                    v1.placeholder(tf.float64, []),
+                ]
+                for _ in range(count)
             ]
             with strategy.scope():
                 v1.train.get_or_create_global_step()
@@ -56,17 +60,20 @@ class _Replicas:
 
     def _create_keras(self, strategy):
         self._count = strategy.num_replicas_in_sync
-        names = ["keras/dense", "keras/table"]
-        shapes = [3], [ROWS, 2]
-        trained = [
-            v1.get_variable(name, initializer=tf.zeros(shape, tf.float64))
-            for name, shape in zip(names, shapes, strict=True)
-        ]
-        return trained, Variables(names, trained)
+        windows = {}
+        for scope in KERAS:
+            names = [f"{scope}/dense", f"{scope}/table"]
+            trained = [
+                v1.get_variable(name, initializer=tf.zeros(shape, tf.float64))
+                for name, shape in zip(names, ([3], [ROWS, 2]), strict=True)
+            ]
+            windows[scope] = trained, Variables(names, trained)
+        return windows
 
     def _train(self):
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        *batch, weight = (feed[number] for feed in self._feeds)
+        number = tf.get_static_value(tf.convert_to_tensor(number))
+        *batch, weight = self._feeds[number]
         done = []
         for scope, weigh in (("slices", None), ("minimize", None), ("weights", weight)):
             with v1.variable_scope(scope):
@@ -85,13 +92,17 @@ class _Replicas:
                 **(options if weigh is None else {}),
             )
             done.append(step)
-        return tf.group(*done, self._keras_step(batch, weight))
+        return tf.group(*done, *(self._keras_step(k, batch, weight) for k in KERAS))
 
-    def _keras_step(self, batch, weight):
-        (dense, table), window = self._keras
+    def _keras_step(self, scope, batch, weight):
+        (dense, table), window = self._keras[scope]
         examples, rows, slices = batch
         size = EXAMPLES * self._count  # Keras's loss is divided by replicas
         slices = tf.IndexedSlices(slices / size, rows, tf.constant([ROWS, 2], tf.int64))
+        gradients = [tf.reduce_sum(examples, 0) / size, slices]
+        if scope == "keras_reduced":  # as Keras 2's own optimizers may have done
+            all_reduce = tf.distribute.get_replica_context().all_reduce
+            gradients = all_reduce("SUM", [*map(tf.convert_to_tensor, gradients)])
 
         def apply(gradients, indices):
             del indices
@@ -101,12 +112,12 @@ class _Replicas:
 
         return run_micro_step(
             window,
-            {0: tf.reduce_sum(examples, 0) / size, 1: slices},
-            weight,
+            dict(enumerate(gradients)),
+            weight if scope == "keras" else None,
             None,
             tf.constant(0, tf.int64),
             Options(None, STEPS),
-            False,
+            scope == "keras_reduced",
             apply,
         )
 
@@ -126,8 +137,12 @@ class _Replicas:
         return self._session.run(self._values), loss, noise_scale
 
     def _run(self, step):
-        batch = DENSE[step], LOOKED_UP[step], SLICES[step], WEIGHTS[step]
-        feeds = dict(zip(self._feeds, batch, strict=True))
+        batches = zip(DENSE[step], LOOKED_UP[step], SLICES[step], WEIGHTS[step])
+        feeds = {
+            feed: value
+            for of_replica, batch in zip(self._feeds, batches)
+            for feed, value in zip(of_replica, batch, strict=True)
+        }
         return self._session.run([self._train_op, *self._observed], feeds)[1:]
 
 
@@ -154,12 +169,17 @@ def _expected(before, after):
     for table, member in zip(tables, members, strict=True):
         np.add.at(table, LOOKED_UP[member], SLICES[member] / EXAMPLES)
     weights = np.array([WEIGHTS[member] for member in members])
+    # Keras shares a batch among the replicas: it counts once, whatever their number.
+    shares = [after if step == STEPS - 1 else before for step, _ in members]
+    of_batch = 1.0 / np.array(shares)
     values = {}
     for scope, weigh in (
         ("slices", np.ones_like(weights)),
         ("minimize", np.ones_like(weights)),
         ("weights", weights),
         ("keras", weights),
+        ("keras_mean", of_batch),
+        ("keras_reduced", of_batch),
     ):
         values[f"{scope}/dense"] = -np.average(dense, 0, weigh)
         values[f"{scope}/table"] = -np.average(tables, 0, weigh)
