@@ -6,7 +6,7 @@ WAY: "estimator", a regression in an Estimator; "whole_batch", a loss over the w
 batch of both replicas plus that of each one's own examples; "keras", an optimizer in
 `fit`. The result is all variables, or for Keras a report beside FOLDER/weights-N.npz.
 
-STRATEGY: "none"; "mirrored", two logical CPUs; "multi_worker", one process of a TF_CONFIG
+STRATEGY: "none"; "mirrored", two of four logical CPUs; "multi_worker", one process of a TF_CONFIG
 cluster; "collectives", a MirroredStrategy that is created eagerly, and so uses
 collectives by default. `end` runs all processes, for a test.
 
@@ -17,7 +17,7 @@ ReductionToOneDevice for the strategy; two_devices, two CPU devices for the Sess
 "whole_batch": fits=N,N, rows for which the backward pass of a task has memory. Of
 "keras": root and kind as in keras_kinds; nested, the optimizer in a LossScaleOptimizer;
 multi, a MultiOptimizer; loop, training without `fit`; resume, saved and loaded in
-mid-window for one replica and back; plain, training without accumulation; cut, also
+mid-window for four replicas, one and two; plain, training without accumulation; cut, also
 whole batches in micro-batches.
 """
 
@@ -74,7 +74,7 @@ def result(way: str, strategy: str, folder, *options: str) -> dict:
 def _make_strategy(kind: str, options: dict):
     if kind in ("mirrored", "collectives"):
         cpu = tf.config.list_physical_devices("CPU")[0]
-        logical = [tf.config.LogicalDeviceConfiguration()] * 2
+        logical = [tf.config.LogicalDeviceConfiguration()] * 4
         tf.config.set_logical_device_configuration(cpu, logical)
         cross_device_ops = None
         if "one_device" in options:
@@ -298,7 +298,9 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
         model.optimizer.apply_partial_window()
     else:
         if "resume" in options:
-            for number, others in (4, tf.distribute.get_strategy()), (3, strategy):
+            four = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+            alone = tf.distribute.get_strategy()
+            for number, others in (1, four), (3, alone), (3, strategy):
                 model.fit(data.take(number), shuffle=False, verbose=0)
                 data = data.skip(number)
                 model = _loaded(kind, model, folder, others.scope())
