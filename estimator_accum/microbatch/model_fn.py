@@ -178,7 +178,8 @@ def _check_static_rows(whole: dict, error: Exception) -> None:
                 "The number of examples must be read from tf.shape: micro-batches have "
                 "another one than their batch, so the first static size is None. "
                 f"Received: {first.shape[0]} examples of {name}, and the model_fn's "
-                f"{type(error).__name__}: {error} Write tf.shape(tensor)[0] in place of "
+                f"{type(error).__name__}: {str(error).rstrip('. ')}. Write "
+                "tf.shape(tensor)[0] in place of "
                 "tensor.shape[0]."
             ) from error
 
