@@ -13,6 +13,8 @@ from estimator_accum.graph.walks import (
 )
 from estimator_accum.graph.writers import varying
 
+# Linear operations of their first input, by the shape or the axes in the second.
+_REARRANGED = {"ExpandDims", "Mean", "Reshape", "Squeeze", "Sum"}
 _CURVED = {  # whose value for a mean is not the mean of the values
     *("Abs", "Exp", "L2Loss", "Log", "Log1p", "Max", "Maximum", "Min", "Minimum"),
     *("Pow", "Prod", "Reciprocal", "Relu", "Rsqrt", "Sigmoid", "Sign", "Softmax"),
@@ -83,9 +85,14 @@ def _ways(tensor: tf.Tensor) -> list[tuple[list, list]]:
         return [([a], [b]) for a, b in pairs if b.shape.num_elements() == 1]
     if tensor.op.type == "ConcatV2":  # slices of several look-ups
         inputs.pop()
+    elif tensor.op.type in _REARRANGED:  # towers' gradients, before their mean
+        is_known = all(tf.get_static_value(t) is not None for t in inputs[1:])
+        if not (is_known and inputs[0].shape.is_fully_defined()):
+            return []
+        del inputs[1:]
     elif tensor.op.type == "UnsortedSegmentSum":  # slices that become dense
         del inputs[1:]
-    elif tensor.op.type not in {*SUMS, "StopGradient"} and not keeps_precision(
+    elif tensor.op.type not in {*SUMS, "Pack", "StopGradient"} and not keeps_precision(
         tensor.op
     ):
         return []

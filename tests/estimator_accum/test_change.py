@@ -476,6 +476,26 @@ def test_sums_and_constant_multiples_are_accumulated_as_they_are(fresh_graph):
     assert not [name for name in names if name.startswith("change")]
 
 
+def test_towers_that_average_have_one_accumulator_for_each_variable(fresh_graph):
+    """As scripts of TensorFlow 1 for several GPUs do, by concat and reduce_mean."""
+    x = v1.get_variable("x", initializer=[1.0, 2.0])
+    feeds = v1.placeholder(tf.float32, [2, 2])
+    optimizer = AccumulatingOptimizer(sgd(), 2)
+    towers = [
+        optimizer.compute_gradients(tf.reduce_sum(feeds[i] * x)) for i in range(2)
+    ]
+    averages = []
+    for pairs in zip(*towers, strict=True):
+        gradients = [tf.expand_dims(gradient, 0) for gradient, _ in pairs]
+        averages.append((tf.reduce_mean(tf.concat(gradients, axis=0), 0), pairs[0][1]))
+    train_op = optimizer.apply_gradients(averages)
+    names = [v.op.name for v in v1.global_variables()]
+    assert [name for name in names if "accumulator" in name] == ["x/accumulator"]
+    batches = np.arange(8.0).reshape(2, 2, 2)
+    values = after_each(train_op, [{feeds: batch} for batch in batches], x)
+    np.testing.assert_allclose(values[-1], [1.0, 2.0] - batches.mean((0, 1)), 1e-6)
+
+
 @pytest.mark.parametrize("ids_dtype", [tf.int32, tf.int64])
 def test_what_tf_gradients_adds_up_is_its_own(ids_dtype, control_flow, fresh_graph):
     """Sums over a table looked up twice, one that is a weight too, and a loop."""
