@@ -47,7 +47,7 @@ def half_squared_norms(
     halves = []
     for value in gradients:
         if isinstance(value, tf.IndexedSlices):
-            value = value.values if has_unique_rows else _sum_duplicates(value)
+            value = (value if has_unique_rows else with_unique_rows(value)).values
         if value.dtype in (tf.float16, tf.bfloat16):
             value = tf.cast(value, dtype)  # squares may overflow float16
         halves.append(tf.cast(tf.nn.l2_loss(value), dtype))
@@ -98,7 +98,10 @@ def scale_and_clip(sums, factor, clip_norm, norm):
     return [scaled(value, scale) for value in sums], norm
 
 
-def _sum_duplicates(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Returns one value per row: a row that is looked up twice has the sum of both."""
-    unique, positions = tf.unique(slices.indices)
-    return tf.math.unsorted_segment_sum(slices.values, positions, tf.size(unique))
+def with_unique_rows(gradient: Gradient) -> Gradient:
+    """Returns a gradient of one slice a row: the sum, if it is looked up twice."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)

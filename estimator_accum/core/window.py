@@ -70,6 +70,7 @@ from estimator_accum.core.gradients import (
     scale_and_clip,
     scaled,
     values_of,
+    with_unique_rows,
 )
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import update_noise_scale
@@ -415,6 +416,11 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
     gradients, scalars = sums
     weight, loss = scalars["weight"], scalars.get("loss")
     factor = None  # one micro-batch alone is its own mean
+    takes_norms = change is not None or plan.options.sparse_norm == "slices"
+    if takes_norms and not is_summed and plan.num_replicas > 1:
+        # Replicas may look up the same rows, of which a batch has one slice.
+        gradients = [with_unique_rows(gradient) for gradient in gradients]
+        sums = sums._replace(gradients=gradients)
     if is_summed or plan.num_replicas > 1:
         divisor = tf.constant(plan.replica_divisor, weight.dtype)
         factor = _mean(plan, divisor, _divisor_of(scalars))
@@ -464,7 +470,8 @@ def _check(
     weight, loss = scalars["weight"], scalars.get("loss")
     has_slices = plan.options.sparse_norm == "slices"
     halves = half_squared_norms(gradients, weight.dtype, is_summed or has_slices)
-    slices = scalars["slices"] if is_summed and has_slices else None
+    is_of_several = is_summed or plan.num_replicas > 1
+    slices = scalars["slices"] if is_of_several and has_slices else None
     norm = global_norm(halves, slices, plan.are_slices)
     terms = [weight] if loss is None or not plan.is_observed else [weight, loss]
     values = CheckedValues(names, _number(plan), gradients, terms)

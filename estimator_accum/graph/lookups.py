@@ -3,7 +3,10 @@
 import tensorflow as tf
 
 _PASSING = ("Cast", "Identity", "Reshape")
-UNIQUE = ("Unique", "UniqueV2")
+# Operations one of whose results has each place once, and the number of that result.
+UNIQUE = {"Unique": 0, "UniqueV2": 0} | {
+    f"SparseSegment{combiner}GradV2": 1 for combiner in ("Mean", "SqrtN", "Sum")
+}
 
 
 def source_of_places(indices: tf.Tensor) -> tf.Tensor:
@@ -29,5 +32,5 @@ def joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def are_distinct(places: tf.Tensor) -> bool:
-    """Returns whether `tf.unique` has returned places, from `source_of_places`."""
-    return places.op.type in UNIQUE and places.value_index == 0
+    """Returns whether places, from `source_of_places`, are each there once."""
+    return UNIQUE.get(places.op.type) == places.value_index

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 
 v1 = tf.compat.v1
 _random = np.random.default_rng(0)
@@ -128,9 +129,9 @@ def _pairs(pairs):
     ]
 
 
-def _clipped_by_slices(loss):
+def _clipped_by_slices(loss, steps=_STEPS):
     return make_accumulating_train_op(
-        loss, _descent(), _STEPS, clip_norm=_CLIP, sparse_norm="slices"
+        loss, _descent(), steps, clip_norm=_CLIP, sparse_norm="slices"
     )
 
 
@@ -156,3 +157,41 @@ def test_a_norm_of_slices_of_several_kinds_is_refused(name):
         ValueError, match="must not be used for an embedding that is lo"
     ):
         _train(_clipped_by_slices, _UNKNOWN[name], 4)
+
+
+def _of_two_replicas(make_train_op, lookup) -> list[np.ndarray]:
+    """Returns the tables after one batch, of which each replica has a half."""
+    with tf.Graph().as_default(), v1.Session(config=TWO_CPUS) as session:
+        strategy = two_replicas()
+        strategy._scale_loss_for_estimator = True  # as Estimator sets it
+        words = v1.placeholder(tf.int64, [None, 3])
+        targets = v1.placeholder(tf.float64, [None])
+
+        def train():
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            half = [slice(0, 8), slice(8, 16)][tf.get_static_value(number)]
+            tables = [
+                v1.get_variable(f"table_{i}", None, tf.float64, tf.constant(table))
+                for i, table in enumerate(_TABLES)
+            ]
+            rows = lookup(tables, words[half])
+            errors = tf.reduce_sum(rows, 1) - 3 * targets[half]
+            return make_train_op(tf.reduce_mean(errors**2))
+
+        with strategy.scope():
+            v1.train.get_or_create_global_step()
+            train_op = strategy.group(strategy.extended.call_for_each_replica(train))
+            trained = [v.read_value() for v in v1.trainable_variables()[:2]]
+        session.run(v1.global_variables_initializer())
+        session.run(train_op, {words: _WORDS[:16], targets: _TARGETS[:16]})
+        return session.run(trained)
+
+
+@pytest.mark.parametrize("name", ["once", "each"])
+def test_a_row_of_two_replicas_has_the_norm_of_the_batch_at_once(name, monkeypatch):
+    monkeypatch.setattr("tests.estimator_accum.test_lookups._WORDS", _WORDS[:16])
+    expected = _train(_changed_by(_clip_all, _descent()), _LOOKUPS[name], 16)
+    own = _changed_by(_clip_all, AccumulatingOptimizer(_descent(), 1))
+    for make in (own, lambda loss: _clipped_by_slices(loss, 1)):
+        tables = _of_two_replicas(make, _LOOKUPS[name])
+        np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
