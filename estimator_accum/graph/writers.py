@@ -11,6 +11,7 @@ from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
     FED,
+    LOOK_UPS,
     PASSING,
     READERS,
     SETTERS,
@@ -125,7 +126,10 @@ def written_handles(graph: tf.Graph) -> list[tuple[tf.Operation, tf.Tensor]]:
         for operation in graph.get_operations()
         for place, tensor in enumerate(operation.inputs)
         if tensor.dtype == tf.resource and operation.type not in READERS | PASSING
-        if any(ways.to_writes(operation.node_def, place))
+        if any(
+            way[-1][0].op not in LOOK_UPS
+            for way in ways.to_writes(operation.node_def, place)
+        )
         if functions_of(operation) or is_write(operation.node_def)
     ]
 

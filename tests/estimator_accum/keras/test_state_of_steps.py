@@ -171,6 +171,43 @@ def test_a_table_that_the_loss_writes_and_the_model_reads_is_refused(keras):
         model.train_on_batch(np.ones([4, 2]), np.ones([4, 1]))
 
 
+@pytest.mark.parametrize("number", [2, "auto"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_model_may_look_up_tables(keras, number, is_inside):
+    """Whose handles enter the functions that run micro-batches, which write nothing."""
+    initializer = tf.lookup.KeyValueTensorInitializer(
+        tf.constant(["a", "b", "c"]), tf.constant([1, 2, 3])
+    )
+    table = tf.lookup.StaticHashTable(initializer, 0)
+
+    class Words(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedded = keras.layers.Embedding(4, 3)
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            look_up = tf.function(table.lookup) if is_inside else table.lookup
+            return self.out(tf.reduce_mean(self.embedded(look_up(x)), 1))
+
+    def largest(y, outputs):
+        return tf.reduce_max(tf.square(y - outputs))
+
+    x = tf.constant(np.random.default_rng(0).choice(["a", "b", "c", "d"], [8, 3]))
+    y = np.random.default_rng(0).normal(size=[8, 1])
+
+    def trained(number):
+        keras.utils.set_random_seed(1)
+        model = microbatch(Words(), number)
+        model.compile(keras.optimizers.SGD(0.1), largest, jit_compile=False)
+        model.train_on_batch(x, y)
+        model.predict_on_batch(x)
+        return model.get_weights()
+
+    for one, other in zip(trained(number), trained(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
 def _positions(tokens, places, x):
     return tokens(x) + places(tf.range(tf.shape(x)[1]))
 
