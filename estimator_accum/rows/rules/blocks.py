@@ -25,18 +25,26 @@ def blocks_of(name: str | None) -> tuple[int, int] | None:
 
 
 def _blocks(analysis, operation, number: int, state: State, tail: list) -> State:
-    """Returns the state of blocks of rows; `tail` are the axes behind the first."""
-    if state.kind != "rows" or state.axis or state.is_place:
+    """Returns the state of blocks of rows, or of blocks of blocks.
+
+    `tail` are the axes behind the first.
+    """
+    if state.kind == "rows" and not state.axis and not state.is_place:
+        span = int(state.span)
+    elif (blocks := _blocks_of(state)) is not None:
+        number, span = number * blocks[0], blocks[1]
+    else:
         raise Mixed(ALONG)
-    name = f"{number} blocks of {int(state.span)}"
-    result = State("entries", 0, of=name)
+    result = State("entries", 0, of=f"{number} blocks of {span}")
     return analysis.set_dims(operation.outputs[0], result, [None, *tail])
 
 
-def _block(analysis, operation, state: State, tail: list) -> State:
-    """Returns the state of blocks that are taken apart."""
-    _, span = blocks_of(state.of)
+def _block(analysis, operation, state: State, tail: list, parts: int) -> State:
+    """Returns the state of blocks that are taken apart to as many parts."""
+    number, span = blocks_of(state.of)
     result = State("rows", 0, Size(span))
+    if number > parts:
+        result = State("entries", 0, of=f"{number // parts} blocks of {span}")
     for output in operation.outputs:
         analysis.set_dims(output, result, [None, *tail])
     return result
@@ -79,21 +87,31 @@ def _from_blocks(analysis, operation, states):
     state, *others = states
     if any(other.kind != "fixed" for other in others):
         raise Mixed(ALONG)
-    if not _are_blocks(state, _number(analysis, operation)):
+    parts = _number(analysis, operation)
+    if not _has_parts(state, parts):
         raise Mixed(ALONG)
-    return _block(analysis, operation, state, _tail(analysis, operation))
+    return _block(analysis, operation, state, _tail(analysis, operation), parts)
 
 
-def _are_blocks(state: State, number: int) -> bool:
-    blocks = blocks_of(state.of) if state.kind == "entries" else None
-    return blocks is not None and blocks[0] == number and not state.is_place
+def _blocks_of(state: State) -> tuple[int, int] | None:
+    """Returns the number of blocks of values, and of rows for each example in one."""
+    is_list = state.kind == "entries" and not state.is_place
+    return blocks_of(state.of) if is_list else None
+
+
+def _has_parts(state: State, parts: int) -> bool:
+    """Returns whether blocks can be taken apart to as many equal parts."""
+    blocks = _blocks_of(state)
+    return blocks is not None and blocks[0] % parts == 0
 
 
 def joined_rows(analysis, operation, states) -> State | None:
     """Returns the state of blocks that are joined; None of another concatenation."""
     *states, axis = states
     tensors = operation.inputs[:-1]
-    if axis.kind != "fixed" or any(state.kind != "rows" for state in states):
+    are_rows = all(state.kind == "rows" for state in states)
+    are_blocks = all(map(_blocks_of, states))
+    if axis.kind != "fixed" or not (are_rows or are_blocks):
         return None
     rank = analysis.rank(tensors[0])
     axes = axes_of(analysis, operation.inputs[-1], rank)
@@ -106,7 +124,8 @@ def joined_rows(analysis, operation, states) -> State | None:
 @rule("Tile", table=RULES_OF_ENTRIES)
 def _repeat(analysis, operation, states):
     state, value = states[0], analysis.value(operation.inputs[1])
-    is_along = state.kind == "rows" and not state.axis and states[1].kind == "fixed"
+    is_along = state.kind == "rows" or _blocks_of(state) is not None
+    is_along &= not state.axis and states[1].kind == "fixed"
     if not is_along or value is None or value[0] == ONE:
         return None
     tail = [
@@ -119,12 +138,13 @@ def _repeat(analysis, operation, states):
 @rule("Split", table=RULES_OF_ENTRIES)
 def _take_apart(analysis, operation, states):
     axis, state = states
-    if axis.kind != "fixed" or not _are_blocks(state, len(operation.outputs)):
+    parts = len(operation.outputs)
+    if axis.kind != "fixed" or not _has_parts(state, parts):
         return None
     tensor = operation.inputs[1]
     if axes_of(analysis, operation.inputs[0], analysis.rank(tensor)) != {0}:
         return None
-    return _block(analysis, operation, state, analysis.dims(tensor)[1:])
+    return _block(analysis, operation, state, analysis.dims(tensor)[1:], parts)
 
 
 def one_block(analysis, operation, state: State) -> State | None:
@@ -145,7 +165,7 @@ def one_block(analysis, operation, state: State) -> State | None:
     bounds = [Size(0), *(block * Size(place + 1) for place in range(number))]
     if (first, last) not in itertools.pairwise(bounds):
         return None
-    return _block(analysis, operation, state, analysis.dims(tensor)[1:])
+    return _block(analysis, operation, state, analysis.dims(tensor)[1:], number)
 
 
 def blocks_apart(analysis, operation, state: State) -> State | None:

@@ -5,7 +5,7 @@ import tensorflow as tf
 from estimator_accum.rows.rules.broadcasting import broadcast
 from estimator_accum.rows.rules.refusals import ALONG, PLACE, UNLIKE, without_places
 from estimator_accum.rows.rules.table import rule
-from estimator_accum.rows.sizes import ONE
+from estimator_accum.rows.sizes import ONE, Size
 from estimator_accum.rows.states import Mixed
 
 ELEMENTWISE = (
@@ -113,11 +113,20 @@ def _arithmetic(analysis, operation, states):
     result = broadcast(analysis, tensors, [first, second], operation.outputs[0])
     if operation.type != "Mul":
         return result._replace(distance=first.distance)
-    factor = analysis.value(tensors[1])
-    if factor is None or factor.size != 1 or second.kind != "fixed":
-        raise Mixed(PLACE)
-    distance = first.distance * factor.flat[0]
+    distance = first.distance * _factor(analysis, tensors[1])
     return result._replace(distance=distance, is_number=first.is_number)
+
+
+def _factor(analysis, tensor: tf.Tensor) -> Size:
+    """Returns the number that all elements are, of an example's too."""
+    if tensor.op.type == "OnesLike":
+        return ONE
+    if tensor.op.type == "Fill":
+        tensor = tensor.op.inputs[1]
+    value = analysis.value(tensor)
+    if value is None or len({*value.flat}) != 1 or value.flat[0].power:
+        raise Mixed(PLACE)
+    return value.flat[0]
 
 
 @rule("Cast")

@@ -247,6 +247,11 @@ _ROWS = {
                 images, _static([2, 2, 3, 4]), [tf.shape(images)[0], 6, 6, 3], 2, "SAME"),
         ], 0, 1,
     ),
+    "two views, dilated": (
+        lambda images: tf.split(tf.nn.convolution(
+            tf.concat([images, -images], 0), _static([2, 2, 4, 2]), padding="SAME",
+            dilations=2), 2), 0, 1,
+    ),
     "two views, stacked": (
         lambda x: tf.reshape(tf.concat([x, -x], 0), [2, tf.shape(x)[0], 4, 6]), 1, 1
     ),
@@ -529,7 +534,8 @@ _MIXED = {
         tf.reduce_sum(z, 0) for z in (tf.concat([x, x], 0), tf.tile(x, [2, 1, 1]))
     ],
     "blocks of others": lambda x, y: [
-        tf.split(tf.concat([x, x], 0), 4)[0], tf.concat([y, y], 0) * tf.concat([y] * 3, 0),
+        tf.split(tf.concat([x, x], 0), 4)[0], tf.split(tf.concat([x] * 6, 0), 4)[0],
+        tf.concat([y, y], 0) * tf.concat([y] * 3, 0),
         tf.concat([y, y], 0)[1:], tf.reshape(tf.concat([y, y], 0), [-1, 2]),
     ],
     "sizes": lambda y: [y * tf.cast(tf.shape(y)[0], tf.float32),

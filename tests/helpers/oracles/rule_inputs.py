@@ -110,7 +110,10 @@ def _arithmetic(a, kind):
     if a.happens(0.6):
         return _of_elements(a, kind)
     places = a.places(a.length(), a.shape(1), a.happens())
-    return getattr(raw, kind)(x=places, y=a.any(a.shape(a.one_of(0, 1, 2)), tf.int32))
+    other = a.any(a.shape(a.one_of(0, 1, 2)), tf.int32)
+    if a.happens():
+        other = a.one_of(tf.ones_like(other), tf.fill(tf.shape(other), a.length()))
+    return getattr(raw, kind)(x=places, y=other)
 
 
 @_for("Substr")
@@ -1217,6 +1220,17 @@ def _space_and_batch(a, kind):
 
 
 _ON_BLOCKS = (
+    lambda a, z, n: tf.split(z, 4, 0),
+    lambda a, z, n: tf.split(tf.concat([z, -z], 0), 2, 0),
+    lambda a, z, n: raw.BatchToSpaceND(
+        input=tf.tanh(
+            raw.SpaceToBatchND(
+                input=tf.tile(z, [1, 2]), block_shape=[2], paddings=[[0, 0]]
+            )
+        ),
+        block_shape=[a.one_of(2, 2, 2, 4)],
+        crops=[[0, 0]],
+    ),
     lambda a, z, n: tf.split(z, 2, 0),
     lambda a, z, n: tf.split(z, 3, 0),
     lambda a, z, n: [z[:n], z[n:]],
