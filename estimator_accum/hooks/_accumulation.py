@@ -180,7 +180,8 @@ def _check_learning_rate(learning_rate) -> None:
     is_number = isinstance(learning_rate, numbers.Real)
     if learning_rate is None or (is_number and not isinstance(learning_rate, bool)):
         return
-    if getattr(learning_rate, "shape", None) != []:
+    shape = getattr(learning_rate, "shape", None)
+    if shape is None or tf.TensorShape(shape).rank not in (0, None):
         raise TypeError(
             "`learning_rate` must be a scalar Tensor, a number or None. "
             f"Received: {learning_rate!r}. Pass the value that the optimizer has."

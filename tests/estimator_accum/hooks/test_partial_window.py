@@ -168,6 +168,8 @@ def test_a_rate_to_report_is_a_scalar(tmp_path):
         with pytest.raises(TypeError, match="`learning_rate` must be a scalar Tensor"):
             make_accumulation_hooks(learning_rate=rate)
     with tf.Graph().as_default():
+        for rate in (v1.placeholder(tf.float32), np.array(0.25)):
+            make_accumulation_hooks(learning_rate=rate)
         v1.train.get_or_create_global_step()
         w = v1.get_variable("w", initializer=0.0)
         train_op = make_accumulating_train_op(w, sgd(), 2)
