@@ -31,7 +31,8 @@ class MicroBatch(NamedTuple):
             no cluster: another number of replicas may resume a checkpoint's.
         change: Code between the mean and the optimizer; None if there is none.
         device: Device of the task that computes the gradients; empty outside clusters.
-        are_slices: Whether the norm of each gradient is that of its slices.
+        are_slices: Whether the norm of each gradient is that of its slices, which the
+            sums of a window lose.
     """
 
     gradients: list[Gradient]
@@ -115,7 +116,7 @@ def micro_batch_of(
         square *= tf.square(undivided)
         scale = undivided if scale is None else factor * undivided
         replica_divisor = 1
-    are_slices = _are_slices(options, gradients)
+    are_slices = _are_slices(options, clock, gradients)
     if options.sparse_norm == "slices":
         sparse = list(itertools.compress(gradients, are_slices))
         sums["slices"] = tf.reduce_sum(_of_slices(sparse, square))
@@ -134,9 +135,11 @@ def micro_batch_of(
     )
 
 
-def _are_slices(options: Options, gradients: list[Gradient]) -> list[bool]:
-    """Returns whether the norm of each gradient is that of its slices."""
-    if options.sparse_norm != "slices":
+def _are_slices(
+    options: Options, clock: Clock, gradients: list[Gradient]
+) -> list[bool]:
+    """Returns whether a window loses the norm of each gradient, that of its slices."""
+    if options.sparse_norm != "slices" or not makes_mean(clock):
         return [False] * len(gradients)
     are_slices, parts = [], current_parts()
     for gradient in gradients:

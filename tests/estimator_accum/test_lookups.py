@@ -159,6 +159,14 @@ def test_a_norm_of_slices_of_several_kinds_is_refused(name):
         _train(_clipped_by_slices, _UNKNOWN[name], 4)
 
 
+@pytest.mark.once
+def test_a_micro_batch_that_is_its_own_window_has_the_norm_of_its_slices():
+    for lookup in _UNKNOWN.values():
+        expected = _train(_changed_by(_clip_all, _descent()), lookup, 16)
+        tables = _train(lambda loss: _clipped_by_slices(loss, 1), lookup, 16)
+        np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
+
+
 def _of_two_replicas(make_train_op, lookup) -> list[np.ndarray]:
     """Returns the tables after one batch, of which each replica has a half."""
     with tf.Graph().as_default(), v1.Session(config=TWO_CPUS) as session:
