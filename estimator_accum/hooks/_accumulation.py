@@ -17,7 +17,7 @@ When training ends, either at the last micro-step or at the end of the data:
 The data has ended if the last run of a train op did not finish: a micro-step that finds
 no batch raises OutOfRangeError, and `after_run` is not called. In a loop that feeds, the
 run that fetches the batch does not finish: one that also ran since the micro-step before
-the last.
+the last, unless a hook has asked to stop.
 
 A run that ends with an error does not call `end`: its partial window is the one in its
 last checkpoint.
@@ -262,6 +262,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
         self._run_context = None
+        self._is_asked_to_stop = False
         self._running, self._ended = None, set()  # kinds of runs; those that failed
         self._since, self._feeding = set(), {}  # runs before each train op's last one
         self._last_global_step, self._last_held = session.run(self._global_step), 0
@@ -278,8 +279,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def before_run(self, run_context):
         if self._run_context is None:
             check_is_saved(self._watch)
-        self._run_context = run_context
         self._note_the_end()
+        self._run_context = run_context
         self._requested, fetches = self._windows_that_run(run_context)
         self._running = _TRAIN_OP if self._requested else fetches
         if not self._requested:
@@ -329,8 +330,17 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return self._signals.is_asked
 
     def _note_the_end(self) -> None:
-        """Notes the run before, if it did not finish and the train op needs it."""
-        needed = set().union([_TRAIN_OP], *self._feeding.values())
+        """Notes the run before, if it did not finish and the train op needs it.
+
+        If a hook has asked to stop, it is no end of the data that a loop feeds.
+        """
+        context = self._run_context
+        self._is_asked_to_stop |= context is not None and context.stop_requested
+        needed = {_TRAIN_OP}
+        if self._is_asked_to_stop:
+            self._ended &= needed
+        else:
+            needed.update(*self._feeding.values())
         self._ended |= {self._running} & needed
 
     def _windows_that_run(self, run_context) -> tuple[list[ReportedWindow], tuple]:

@@ -1,5 +1,7 @@
 """A partial window whose update depends on tensors of the micro-batch."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -150,6 +152,29 @@ def test_the_end_of_data_is_seen_where_a_loop_feeds(loop, reads_more, expected):
             while reads_more:
                 session.run(other)
     assert values.at_the_end == expected
+
+
+@pytest.mark.once
+def test_the_end_of_an_evaluation_is_not_that_of_the_data():
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 4.0, 8.0])
+        batch = v1.data.make_one_shot_iterator(data).get_next()
+        examples = v1.data.make_initializable_iterator(data)
+        start, example = examples.initializer, examples.get_next()
+        x, w = v1.placeholder(tf.float32, []), v1.get_variable("w", initializer=0.0)
+        train_op = make_accumulating_train_op(w * x, sgd(1.0), 2)
+        values, stop = _ValuesAtTheEnd(w), v1.train.StopAtStepHook(last_step=3)
+        hooks = [*make_accumulation_hooks(), values, stop]
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(train_op, {x: session.run(batch)})
+                if not session.should_stop():
+                    session.run(start)
+                    with contextlib.suppress(tf.errors.OutOfRangeError):
+                        while True:
+                            session.run(example)
+    assert values.at_the_end == -1.5  # the third is kept
 
 
 class _ValuesAtTheEnd(v1.train.SessionRunHook):
