@@ -11,8 +11,9 @@ from estimator_accum.reports._tracking import KeptRunId, import_package
 class WandbReport(Report):
     """History of a Weights & Biases run by `update_step`; `pip install wandb`.
 
-    `update_step` is the x axis of the values (`define_metric`), so that logs of your own
-    may have any other step.
+    `update_step` is the x axis of the values (`define_metric`). W&B drops a row whose
+    step is before its last one, and each update is a step of its own: log your own
+    values without `step`, with an x axis of their own (`define_metric`) if necessary.
 
     The run is the current one if there is one (`wandb.init()` before training);
     otherwise the one whose id `wandb_run_id.txt` in the folder keeps, so a resumed
