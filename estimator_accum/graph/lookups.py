@@ -4,8 +4,11 @@ import tensorflow as tf
 
 _PASSING = ("Cast", "Identity", "Reshape")
 # Operations one of whose results has each place once, and the number of that result.
-UNIQUE = {"Unique": 0, "UniqueV2": 0} | {
-    f"SparseSegment{combiner}GradV2": 1 for combiner in ("Mean", "SqrtN", "Sum")
+UNIQUE = {
+    **dict.fromkeys(
+        ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), 0
+    ),
+    **{f"SparseSegment{way}GradV2": 1 for way in ("Mean", "SqrtN", "Sum")},
 }
 
 

@@ -27,6 +27,12 @@ def _looked_up_once(tables, words, partitions=None):
     return tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean")
 
 
+def _with_counts(tables, words):
+    rows, places, _ = tf.unique_with_counts(tf.reshape(words, [-1]))
+    found = tf.gather(tf.gather(tables[0], rows), places)
+    return tf.reduce_mean(tf.reshape(found, [-1, 3, 2]), 1)
+
+
 def _at(make_places):
     """Returns a lookup at places that words or their shape decide."""
 
@@ -44,6 +50,10 @@ def _range(words):
 
 _LOOKUPS = {
     "once": _looked_up_once,
+    "once, in a table that is a tensor": lambda tables, words: _looked_up_once(
+        [tf.convert_to_tensor(table) for table in tables], words
+    ),
+    "once, with counts": _with_counts,
     "each": lambda tables, words: tf.reduce_mean(tf.gather(tables[0], words), 1),
     "positions": _at(_range),
     "positions with a new axis": _at(lambda words: _range(words)[tf.newaxis, :]),
