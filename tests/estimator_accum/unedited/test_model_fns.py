@@ -41,7 +41,11 @@ def reference_variables():
 
 
 @pytest.mark.parametrize(
-    "name", ["adam", "clipped", "sparse_and_clipped", "averaged_weights", "frozen"]
+    "name",
+    [
+        *("adam", "clipped", "sparse_and_clipped", "averaged_weights", "frozen"),
+        "lookups_clipped",
+    ],
 )
 def test_a_model_fn_with_reference_variables(name, reference_variables):
     _check(exactness.assert_exact, model_fns.EXACT[name])
