@@ -12,6 +12,7 @@ from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
 from estimator_accum.rows.sizes import ONE
 from estimator_accum.rows.states import Mixed, State
 
+_MISSING = "rows of some examples may be missing"
 _NAME = re.compile(r"part (\d+) of (\d+) by (.*)")
 
 
@@ -64,9 +65,11 @@ def _stitch(analysis, operation, states):
         if not are_values_of(data, numbers.of):
             raise Mixed(UNLIKE)
         parts.append(part_of(numbers.of))
+    if None in parts:  # some numbers of a part
+        raise Mixed(_MISSING)
     places = {part[0] for part in parts}
     if len({part[1:] for part in parts}) > 1 or places != {*range(parts[0][1])}:
-        raise Mixed("rows of some examples may be missing")
+        raise Mixed(_MISSING)
     tail = analysis.dims(operation.inputs[half])[1:]
     return set_rows(analysis, operation.outputs[0], ONE, tail)
 

@@ -610,6 +610,12 @@ def _words_of_texts(texts):
     return tf.nn.safe_embedding_lookup_sparse(_static([5, 3]), ids)
 
 
+def _sorted_to_full_experts(x, length):
+    one, other = tf.dynamic_partition(tf.range(tf.shape(x)[0]), length % 2, 2)
+    numbers = [tf.boolean_mask(one, tf.gather(length, one) > 1), other]
+    return tf.dynamic_stitch(numbers, [2 * tf.gather(x, part) for part in numbers])
+
+
 def _sorted_to_experts(x, length):
     experts, places = length % 2, tf.range(tf.shape(x)[0])
     parts, numbers = (tf.dynamic_partition(t, experts, 2) for t in (x, places))
@@ -736,6 +742,7 @@ _MIXED |= {
         words.dense_shape[0])),
     "entries in reverse": _of_even(lambda words: tf.math.unsorted_segment_sum(
         words.values, words.indices[::-1, 0], words.dense_shape[0])),
+    "experts without room": _sorted_to_full_experts,
     "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
     "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
     "numbers of examples": lambda y: tf.cast(tf.where(y > 0), tf.float32) * 2,
