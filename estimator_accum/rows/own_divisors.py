@@ -17,6 +17,7 @@ from estimator_accum.graph.walks import data_ancestors, walk
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import SCALING, SHOWN, is_one_number
 from estimator_accum.rows.own_sums import CHOOSING
+from estimator_accum.rows.rules.blocks import blocks_of
 
 _QUOTIENTS = SCALING - {"Mul"}
 # Operations whose results are elements of the first input, or multiples of them.
@@ -211,4 +212,5 @@ class _Search:
             operations = data_ancestors([self._loss.op])
             is_needed = any(op.type in _SELECTING for op in operations)
             self._analysis = self._analyze() if is_needed else Analysis(())
-        return self._analysis.state(tensor).kind == "entries"
+        state = self._analysis.state(tensor)
+        return state.kind == "entries" and blocks_of(state.of) is None
