@@ -365,6 +365,8 @@ def _flatten(analysis, operation, states):
 
 @rule("SparseToDense", "ScatterNd", table=RULES_OF_ENTRIES)
 def _scatter(analysis, operation, states):
+    if operation.type == "ScatterNd" and states[0].kind != "entries":
+        return None
     if operation.type == "ScatterNd":
         (indices, values, _), place = states, 2
     else:

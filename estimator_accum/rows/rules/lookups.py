@@ -4,9 +4,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.rows.rules.refusals import BY_VALUES, UNLIKE, without_places
+from estimator_accum.rows.rules.refusals import (
+    BY_VALUES,
+    PLACE,
+    SIZE,
+    UNLIKE,
+    without_places,
+)
 from estimator_accum.rows.rules.table import rule
-from estimator_accum.rows.sizes import ONE
+from estimator_accum.rows.sizes import ONE, N
 from estimator_accum.rows.states import Mixed, State
 
 
@@ -96,7 +102,12 @@ def _gather_nd(analysis, operation, states):
     is_number = places.is_number and length == ONE
     is_own = places.distance == table.span and (is_number or places.is_first)
     if table.kind == "rows" and table.axis == 0 and is_own:
-        return places._replace(distance=None, is_number=False, is_first=False)
+        result = places._replace(distance=None, is_number=False, is_first=False)
+        if table.distance is None:
+            return result
+        if not table.is_first or int(length) == analysis.rank(operation.inputs[0]):
+            raise Mixed(PLACE)
+        return result._replace(distance=table.distance, is_first=True)
     raise Mixed(BY_VALUES)
 
 
@@ -111,3 +122,21 @@ def _crops(analysis, operation, states):
     if boxes != State("rows", 0, places.span):
         raise Mixed(UNLIKE)
     return _from_own(analysis, operation.inputs[2], places, operation.inputs[0], images)
+
+
+@rule("ScatterNd")
+def _scatter(analysis, operation, states):
+    """Rows that are put to the places of their own example."""
+    places, values, shape = states
+    without_places([values])
+    last = analysis.rank(operation.inputs[0]) - 1
+    is_own = places.kind == "rows" and not places.axis and places.is_first and last
+    if not is_own or values != State("rows", 0, places.span):
+        raise Mixed(BY_VALUES)
+    sizes = analysis.value(operation.inputs[2])
+    if sizes is None or shape.kind != "sizes" or sizes[0] != N * places.distance:
+        raise Mixed(SIZE)
+    result = State("rows", 0, places.distance)
+    if any(size.power for size in sizes[1:]):
+        raise Mixed(SIZE)
+    return analysis.set_dims(operation.outputs[0], result, [*sizes])

@@ -247,6 +247,15 @@ _ROWS = {
                 images, _static([2, 2, 3, 4]), [tf.shape(images)[0], 6, 6, 3], 2, "SAME"),
         ], 0, 1,
     ),
+    "own places of own places": (
+        lambda x, length: [
+            tf.gather_nd(x, tf.gather_nd(
+                tf.concat([_places(x)[:, None], length[:, None, None] - 1], 2),
+                tf.concat([_places(x), 0 * length[:, None]], 1))),
+            tf.scatter_nd(tf.concat([_places(x), length[:, None] - 1], 1), x[:, 0],
+                          tf.stack([tf.shape(x)[0], 4, 6])),
+        ], 0, 1,
+    ),
     "two views, dilated": (
         lambda images: tf.split(tf.nn.convolution(
             tf.concat([images, -images], 0), _static([2, 2, 4, 2]), padding="SAME",
@@ -547,6 +556,10 @@ _MIXED = {
         for places in (twice, tf.broadcast_to(_places(x), [tf.shape(x)[0], 2]),
                        tf.concat([twice, tf.zeros_like(twice)[:, :1]], 1),
                        tf.tile(tf.concat([_places(x), 0 * _places(x)], 1), [1, 2])[:, :3])
+    ],
+    "places among places": lambda x: [
+        tf.gather_nd(places, places) for places in (
+            _places(x), tf.concat([_places(x), 0 * _places(x)], 1))
     ],
     "strides": lambda x: x[:, ::tf.shape(x)[0]],
     "matrices of all examples": lambda images: tf.linalg.triangular_solve(

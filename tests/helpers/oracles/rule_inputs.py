@@ -848,6 +848,9 @@ def _gather_nd(a, kind):
     if a.happens(0.2):
         places = a.any([n, a.one_of(1, 2)], tf.int32)
     table = a.any([3, 3]) if a.happens(0.2) else a.rows(tail, axis=0, span=span)
+    if a.happens(0.2):  # of the numbers of examples
+        numbers = a.places(span, [1, 1], False)
+        table = tf.concat([numbers, a.rows([1, 1], tf.int32, 0, most=n)], 2)
     return raw.GatherNd(params=table, indices=places)
 
 
@@ -946,6 +949,8 @@ def _unique(a, kind):
 
 @_for("SparseToDense", "ScatterNd")
 def _scatter(a, kind):
+    if a.happens(0.3) and kind == "ScatterNd":
+        return _scatter_to_own(a)
     indices, values, shape = _sparse(a)
     values = a.any([]) if a.happens(0.1) and kind == "SparseToDense" else values
     arguments = {"sparse_indices": indices, "sparse_values": values}
@@ -962,6 +967,17 @@ def _fixed_segments(a, kind):
     arguments = {"data": data, "inputs": data, "segment_ids": tf.constant(numbers)}
     arguments["num_segments"] = a.one_of(2, a.number_of_examples())
     return _call(kind, **arguments, indices=np.arange(shape[0]) % 2)
+
+
+def _scatter_to_own(a: Attack):
+    span, n = a.one_of(1, 1, 2), a.examples
+    numbers = a.places(a.one_of(span, span, 1), [1], False)
+    pieces = [numbers, a.rows([1], tf.int32, 0, most=n)][:: a.one_of(1, 1, 1, -1)]
+    places = tf.concat(pieces, 1)
+    places = places[:, :1] if a.happens(0.2) else places
+    rows = a.sizes([n * span, n], first=a.happens(0.8))
+    updates = a.rows([], axis=0, span=a.one_of(1, 1, 1, span))
+    return raw.ScatterNd(indices=places, updates=updates, shape=rows)
 
 
 _SEGMENTS = ("Sum", "Mean", "Max", "Min", "Prod")
