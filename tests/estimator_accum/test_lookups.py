@@ -29,8 +29,8 @@ def _looked_up_once(tables, words, partitions=None):
 
 def _with_counts(tables, words):
     rows, places, _ = tf.unique_with_counts(tf.reshape(words, [-1]))
-    found = tf.gather(tf.gather(tables[0], rows), places)
-    return tf.reduce_mean(tf.reshape(found, [-1, 3, 2]), 1)
+    embedded = tf.gather(tf.gather(tables[0], rows), places)
+    return tf.reduce_mean(tf.reshape(embedded, [-1, 3, 2]), 1)
 
 
 def _at(make_places):
@@ -209,7 +209,7 @@ def _of_two_replicas(make_train_op, lookup) -> list[np.ndarray]:
 def test_a_row_of_two_replicas_has_the_norm_of_the_batch_at_once(name, monkeypatch):
     monkeypatch.setattr("tests.estimator_accum.test_lookups._WORDS", _WORDS[:16])
     expected = _train(_changed_by(_clip_all, _descent()), _LOOKUPS[name], 16)
-    own = _changed_by(_clip_all, AccumulatingOptimizer(_descent(), 1))
-    for make in (own, lambda loss: _clipped_by_slices(loss, 1)):
+    clipping = _changed_by(_clip_all, AccumulatingOptimizer(_descent(), 1))
+    for make in (clipping, lambda loss: _clipped_by_slices(loss, 1)):
         tables = _of_two_replicas(make, _LOOKUPS[name])
         np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
