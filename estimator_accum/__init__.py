@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from estimator_accum.hooks import make_accumulation_hooks, watch_signals
     from estimator_accum.microbatch.collecting import batch_mean
     from estimator_accum.microbatch.model_fn import microbatch_model_fn
+    from estimator_accum.microbatch.step import microbatch_step
     from estimator_accum.microbatch.whole_batch_loss import whole_batch_loss
     from estimator_accum.precision import mixed_precision_config
     from estimator_accum.programs.launchers import set_tf_config
@@ -31,6 +32,7 @@ __all__ = [
     "make_accumulation_hooks",
     "micro_batch_seed",
     "microbatch_model_fn",
+    "microbatch_step",
     "mixed_precision_config",
     "per_example",
     "recompute",
@@ -49,6 +51,7 @@ _MODULES = {
     "make_accumulation_hooks": "hooks",
     "micro_batch_seed": "seed",
     "microbatch_model_fn": "microbatch.model_fn",
+    "microbatch_step": "microbatch.step",
     "mixed_precision_config": "precision",
     "per_example": "rows.declaration",
     "recompute": "recomputing.layer",

@@ -97,6 +97,16 @@ def mixed_precision_config(
     return result
 
 
+def config_of_functions() -> tf.compat.v1.ConfigProto:
+    """Returns the config that TensorFlow 2's functions run with, of this rewriting."""
+    config = tf.compat.v1.ConfigProto()
+    chosen = tf.config.optimizer.get_experimental_options()
+    for option in _OPTIONS:
+        if chosen.get(option):
+            setattr(config.graph_options.rewrite_options, option, _ON)
+    return config
+
+
 def has_low_precision(session: tf.compat.v1.Session) -> bool:
     """Returns whether the session's config is one of `mixed_precision_config`."""
     options = config_of(session).graph_options.rewrite_options

@@ -7,11 +7,16 @@ import tensorflow as tf
 
 from estimator_accum.checks.before_runs import note_draws
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.graph.outermost import outermost_graph, value_of_graph
+from estimator_accum.graph.outermost import (
+    outermost_function,
+    outermost_graph,
+    value_of_graph,
+)
 from estimator_accum.graph.variables import find_global_step
 
 # Attributes of a graph.
 _NUMBERS, _START = "_estimator_accum_micro_batch_number", "_estimator_accum_start"
+_NUMBER = "_estimator_accum_batch_number"
 _MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
 _MOST_NAMES = 2**32
 
@@ -66,9 +71,10 @@ def _named(name: str, is_seeded: bool, batch) -> tf.Tensor:
         seed, _ = tf.compat.v1.get_seed(0)
     else:
         tf.compat.v1.get_seed(None)  # raises where all numbers must have a seed
-        seed = value_of_graph(outermost_graph(), _START, secrets.randbits(64))
+        graph = outermost_graph() if _number() is None else outermost_function()
+        seed = value_of_graph(graph, _START, secrets.randbits(64))
     named = tf.constant(zlib.crc32(f"{seed}/{name}".encode()), tf.int64)
-    if current_batch() is not None:
+    if current_batch() is not None and _number() is None:
         with tf.init_scope():
             repeats = current_batch().repeats(_global_step())
         named += repeats * _MOST_NAMES
@@ -94,12 +100,24 @@ def _micro_batch_number(batch) -> tf.Tensor:
             if batch is not None:
                 serial = serial * _MOST_EXAMPLES + batch.begin
         numbers[key] = serial
-        note_draws(outermost_graph())
+        if _number() is None:  # else each batch has another one
+            note_draws(outermost_graph())
     return numbers[key]
 
 
+def number_batches(number: tf.Tensor) -> None:
+    """Has the default graph's seeds come from a batch's number, not from global_step."""
+    value_of_graph(outermost_function(), _NUMBER, number)
+
+
+def _number() -> tf.Tensor | None:
+    return getattr(outermost_function(), _NUMBER, None)
+
+
 def _global_step() -> tf.Tensor:
-    step = find_global_step()
+    step = _number()
+    if step is None:
+        step = find_global_step()
     if step is None:
         raise ValueError(
             "The seed of a micro-batch must come from a global step. Received: a graph "

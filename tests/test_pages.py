@@ -233,7 +233,7 @@ _READERS = {
     "reports": lambda: _ESTIMATORS | {"estimator": tf.estimator.Estimator(_model_fn)},
 }
 _EXAMPLE = (ROOT / "examples" / "minimal.py").read_text()  # test_package.py runs it
-_KERAS_EXAMPLE = (ROOT / "examples" / "keras_batches.py").read_text()
+_EXAMPLES = {"keras_batches": "keras_batches.py", "own_loops": "own_loop.py"}
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, c
     if page == "keras":
         assert int(names["optimizer"].iterations.numpy()) == 2
         assert int(names["optimizer"].micro_steps.numpy()) == 0
-    if page == "keras_batches":
-        _check_keras_batches(capsys.readouterr().out)
+    if page in _EXAMPLES:
+        _check_example(page, capsys.readouterr().out)
     if page == "whole_batch_loss":
         example = (ROOT / "examples" / "two_towers.py").read_text()
         assert code in example
@@ -264,10 +264,11 @@ def test_the_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, c
         _check_two_towers(capsys.readouterr().out)
 
 
-def _check_keras_batches(printed: str) -> None:
+def _check_example(name: str, printed: str) -> None:
     """Fails unless the example is on the page, and trains as the page says."""
-    page = documents.PAGES["keras_batches"]
-    assert documents.blocks(page, "python")[0] == _KERAS_EXAMPLE
+    page = documents.PAGES[name]
+    example = ROOT / "examples" / _EXAMPLES[name]
+    assert documents.blocks(page, "python")[0] == example.read_text()
     number = re.compile(r"\d\.\d+(?:e-\d+)?")
     (shown,) = documents.blocks(page, "text")
     assert number.sub("N", printed).strip().endswith(number.sub("N", shown).strip())

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.internals import OWN_GRADIENT, functions_in
-from estimator_accum.graph.walks import walk
+from estimator_accum.graph.walks import data_ancestors, walk
 
 
 def library_of_functions(graph: tf.Graph | None = None) -> dict:
@@ -61,6 +62,21 @@ def all_nodes(operations: Iterable[tf.Operation]) -> list:
     nodes = [operation.node_def for operation in operations]
     called = [name for node in nodes for name in functions_of(node)]
     return [*nodes, *nodes_of(called, library_of_functions())]
+
+
+def numbers_behind(tensors: Iterable[tf.Tensor]) -> set[float]:
+    """Returns the floating-point constants from which tensors are computed.
+
+    They are the same for a batch of a static and of an unknown size, unless Python has
+    read the size as a number.
+    """
+    operations = data_ancestors(tensor.op for tensor in tensors)
+    nodes = [node for node in all_nodes(operations) if node.op == "Const"]
+    floats = [n for n in nodes if tf.as_dtype(n.attr["dtype"].type).is_floating]
+    arrays = [tf.make_ndarray(node.attr["value"].tensor) for node in floats]
+    numbers = {float(x) for values in arrays for x in np.unique(values.astype(float))}
+    # tf.zeros_like and tf.ones_like make these of a static size alone.
+    return {n for n in numbers if n not in (0, 1) and not np.isnan(n)}
 
 
 def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:

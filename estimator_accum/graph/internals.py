@@ -21,6 +21,7 @@ from tensorflow.python.ops import (
     control_flow_util,
     control_flow_util_v2,
     gradients_util,
+    handle_data_util,
     nn_ops,
 )
 from tensorflow.python.training import monitored_session
@@ -93,7 +94,10 @@ def has_own_seed(kind: str) -> bool:
 def dtype_of_handle(handle) -> tf.DType | None:
     """Returns its variable's dtype. If renamed, None: sums keep their own dtype."""
     data = getattr(handle, "_handle_data", None)
-    return tf.as_dtype(data.shape_and_type[0].dtype) if data else None
+    if data is None and hasattr(handle, "op"):  # captured by a function
+        data = handle_data_util.get_resource_handle_data(handle)
+    is_set = data is not None and data.is_set
+    return tf.as_dtype(data.shape_and_type[0].dtype) if is_set else None
 
 
 def is_composite(value) -> bool:
@@ -119,6 +123,18 @@ def captures_of(graph: tf.Graph) -> list[tuple]:
     return list(getattr(graph, "captures", ()))
 
 
+def computed_captures_of(graph: tf.Graph) -> list[tuple]:
+    """Returns (function, tensor) of values of each call. If renamed, replicas fail."""
+    computed = getattr(graph, "deferred_external_captures", ())
+    return list(zip(computed, getattr(graph, "deferred_internal_captures", ())))
+
+
+def compute_in_call(graph: tf.Graph, function: Callable, tensor: tf.Tensor):
+    """Returns a function's value in each call. If renamed, steps of replicas fail."""
+    spec = tf.TensorSpec(tensor.shape, tensor.dtype)
+    return graph.capture_call_time_value(lambda: function()[0], spec)
+
+
 def is_function(graph: tf.Graph, kind: str) -> bool:
     """Returns whether a type is a function. If renamed, no gradient tape is split."""
     return graph._is_function(kind)
@@ -139,6 +155,11 @@ def function_of(graph: tf.Graph, name: str):
 def graph_of_function(call: tf.Operation, shapes: list, name: str) -> tf.Graph:
     """Returns a function's graph for shapes. If renamed, its analysis fails."""
     return control_flow_util_v2.get_func_graph(call, shapes, name)
+
+
+def run_all_in_branches(graph: tf.Graph) -> None:
+    """Has branches and loops make their changes. If renamed, those of steps do not."""
+    graph._add_control_dependencies = True
 
 
 def call_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import outer_graph_of
+
 
 def value_of_graph(graph: tf.Graph, name: str, default):
     """Returns a graph's value under a name, `default` from the first call on."""
@@ -18,6 +20,26 @@ def mark_graph(graph: tf.Graph, name: str) -> None:
 def has_mark(graph: tf.Graph, name: str) -> bool:
     """Returns whether a graph was marked under a name."""
     return hasattr(graph, name)
+
+
+def in_graph(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor of the default graph that stands for one of eager execution.
+
+    Such as the handle of a variable. In functions inside of a traced one it is that of
+    the outermost function.
+    """
+    if hasattr(tensor, "op"):  # an eager tensor has none
+        return tensor
+    return outermost_function().capture(tensor)
+
+
+def outermost_function() -> tf.Graph:
+    """Returns the graph of the traced function around the default graph, or that graph."""
+    graph = tf.compat.v1.get_default_graph()
+    outer = outer_graph_of(graph)
+    while outer is not None and outer.building_function:
+        graph, outer = outer, outer_graph_of(outer)
+    return graph
 
 
 def outermost_graph() -> tf.Graph:

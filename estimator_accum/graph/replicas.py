@@ -12,3 +12,30 @@ def flatten(strategy, values) -> list:
     """Returns every replica's values in one list, from any structure."""
     per_value = tf.nest.map_structure(strategy.experimental_local_results, values)
     return tf.nest.flatten(per_value)
+
+
+def in_each_replica(function, number: int) -> list:
+    """Returns function(i) for each of `number` replicas, called in replica i.
+
+    Outside of a strategy, or in a replica, there is one.
+    """
+    if not (tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context()):
+        return [function(0)]
+    results = [None] * number
+
+    @tf.autograph.experimental.do_not_convert
+    def run() -> None:
+        context = tf.distribute.get_replica_context()
+        place = int(tf.get_static_value(context.replica_id_in_sync_group)) % number
+        results[place] = function(place)
+
+    tf.distribute.get_strategy().run(run)
+    return results
+
+
+def distributed(values: list):
+    """Returns one value of a list to each replica."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: values[context.replica_id_in_sync_group % len(values)]
+    )

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.handles import Ways, places_behind
-from estimator_accum.graph.internals import context_of, is_stateful
+from estimator_accum.graph.internals import context_of, dtype_of_handle, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
     FED,
@@ -71,7 +71,14 @@ def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     operation = tensor.op
     while operation.type in PASSING:
         operation = operation.inputs[0].op
-    return operation if operation.type in VARIABLES else None
+    is_known = operation.type in VARIABLES or _is_captured(operation)
+    return operation if is_known else None
+
+
+def _is_captured(operation: tf.Operation) -> bool:
+    """Returns whether an operation stands for a variable outside of a function."""
+    is_argument = operation.type == "Placeholder"
+    return is_argument and dtype_of_handle(operation.outputs[0]) is not None
 
 
 def _may_write(operation: tf.Operation, node, place: int, ways) -> bool:

@@ -1,6 +1,7 @@
 """A window that is one batch, of which the graph sees one micro-batch at a time."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from estimator_accum.core.accumulators import (
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.current_batch import set_current_batch
 from estimator_accum.core.slice_list import SliceList, clear
+from estimator_accum.graph.outermost import in_graph
 from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.staging import stage
 from estimator_accum.microbatch.work import Work, Works
@@ -72,6 +74,15 @@ class WholeBatch(Clock):
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.works = Works(self.rows)
 
+    def again(self) -> "WholeBatch":
+        """Returns the same batch, with other work, once it is staged."""
+        other = copy.copy(self)
+        with tf.control_dependencies(None), tf.device("/cpu:0"):
+            shapes = [tf.shape(part.whole, out_type=tf.int64) for part in self.parts]
+        other.names = [part.sliced.name for part in self.parts]
+        other.stage, other.works = (shapes, []), Works(self.rows)
+        return other
+
     @property
     def has_train_op(self) -> bool:
         """Returns whether a train op of this library trains on this batch."""
@@ -87,7 +98,7 @@ class WholeBatch(Clock):
             set_current_batch(None)
 
     def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
-        """Returns the feeds of one micro-batch.
+        """Returns the feeds of one micro-batch, by the names of tensors.
 
         Args:
             begin: Its first example.
@@ -97,13 +108,13 @@ class WholeBatch(Clock):
             recompute: Whether layers that can be are recomputed.
         """
         feeds = {
-            self.begin: begin,
-            self.size: size,
-            self.rows: rows,
-            self.num_micro_batches: number,
+            self.begin.name: begin,
+            self.size.name: size,
+            self.rows.name: rows,
+            self.num_micro_batches.name: number,
         }
         if self.should_recompute is not None:
-            feeds[self.should_recompute] = recompute
+            feeds[self.should_recompute.name] = recompute
         return feeds
 
     def default_weight(self, reduction: str) -> tf.Tensor:
@@ -219,8 +230,9 @@ def work_of_sums(
         release=release_sums(accumulators),
         micro_ops=list(commits),
         empty=assign_zeros(accumulators),
-        initialize=[variable.initializer for variable in sparse],
-        handles=[variable.handle for variable in variables],
+        # Variables of eager execution are initialized already.
+        initialize=[v.initializer for v in sparse if v.initializer is not None],
+        handles=[in_graph(variable.handle) for variable in variables],
     )
 
 

@@ -29,9 +29,10 @@ from estimator_accum.graph.walks import ancestors
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
 from estimator_accum.hooks._summary import TrainingSummary, Update
 from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
+from estimator_accum.microbatch.executors import Feeding
 from estimator_accum.microbatch.outside import Needs, Outside
 from estimator_accum.microbatch.replica import ReplicaBatch
-from estimator_accum.microbatch.runner import BatchRunner
+from estimator_accum.microbatch.runner import BatchRunner, names_of
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 _TRACED = (
@@ -107,7 +108,8 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         needs = self._outside.needs(fetches)
         self._batch += 1
         self._place = self._PLACE.format(self._batch)
-        feeds = feed_dict | self._run_batch(_Feeding(session, run, feed_dict), needs)
+        executor = Feeding(session, feed_dict, run)
+        feeds = feed_dict | self._run_batch(executor, needs)
         results = run(fetches, feeds, options, run_metadata)
         self._runner.is_open = False
         return _scalars(results)
@@ -118,8 +120,9 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
             self._outside.refuse_other_run(fetches)
         self._outside.check_feeds(feed_dict)
         needs, kept = self._outside.needs_at_end(fetches)
-        session = _Feeding(session, run, feed_dict)
-        taken = dict(zip(kept, session.run(list(kept.values())), strict=True))
+        session = Feeding(session, feed_dict, run)
+        values = session.run(list(kept.values()))
+        taken = dict(zip(names_of(kept), values, strict=True))
         rows = [[tensor for tensor, _ in rows] for rows in needs.rows]
         feeds, fetched = self._runner.run_again(session, self._place, rows)
         feeds |= taken
@@ -146,7 +149,8 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         joined = {}
         for rows, parts in zip(needs.rows, fetched, strict=True):
             for i, (tensor, axis) in enumerate(rows if parts else ()):
-                joined[tensor] = np.concatenate([values[i] for values in parts], axis)
+                parts_of = [values[i] for values in parts]
+                joined[tensor.name] = np.concatenate(parts_of, axis)
         self._warn_of_rows(needs, joined)
         try:
             values = session.run(needs.values, feeds | joined)
@@ -159,39 +163,19 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
                 "it ran out. Fetch the tensor from which it is computed, or use smaller "
                 "batches."
             ) from error
-        return dict(zip(needs.values, values, strict=True))
+        return dict(zip(names_of(needs.values), values, strict=True))
 
     def _warn_of_rows(self, needs: Needs, joined: dict) -> None:
         """Names tensors that are fetched for all examples, and larger than the batch."""
-        for tensor, values in joined.items():
-            if values.size > self._runner.numbers and tensor.name not in self._named:
-                self._named.add(tensor.name)
+        for name, values in joined.items():
+            if values.size > self._runner.numbers and name not in self._named:
+                self._named.add(name)
                 _logger.warning(
-                    _FETCHED, needs.values[0].name, tensor.name, list(values.shape)
+                    _FETCHED, needs.values[0].name, name, list(values.shape)
                 )
 
     def _summarize(self) -> None:
         """Does nothing: only training has summaries of the number of micro-batches."""
-
-
-class _Feeding:
-    """A session that feeds tensors in every run.
-
-    Args:
-        session: The session.
-        run: Its method `run`.
-        feeds: Values by tensor.
-    """
-
-    def __init__(self, session: tf.compat.v1.Session, run: Callable, feeds: dict):
-        self._session, self._run, self._feeds = session, run, feeds
-
-    def __getattr__(self, name: str):
-        return getattr(self._session, name)
-
-    def run(self, fetches, feed_dict: dict | None = None):
-        """Runs the session's own `run`."""
-        return self._run(fetches, self._feeds | (feed_dict or {}))
 
 
 class TrainingHook(MicroBatchHook):
@@ -336,7 +320,8 @@ class PredictionHook(MicroBatchHook):
         )
         sizes, *columns = zip(*(values[len(rows) :] for values in fetched), strict=True)
         for tensor, values in zip(needs.fed, columns, strict=True):
-            feeds[tensor] = _joined(self._names[tensor.ref()], tensor, values, sizes)
+            name = self._names[tensor.ref()]
+            feeds[tensor.name] = _joined(name, tensor, values, sizes)
         return feeds | self._values(session, needs, feeds, [fetched])
 
 

@@ -92,7 +92,7 @@ class Outside:
         self._replicas, self._find_rows = replicas, find_rows
         fed = [*feeds]
         for replica in replicas:
-            fed += [*replica.reported, *replica.total.done]
+            fed += [*(t for t, _ in replica.reported), *replica.total.done]
         self._given = {tensor.ref() for tensor in fed}
         self._library = library_of_functions()
         self._handles = {op for r in replicas for op in r.batch.works.handles}

@@ -21,9 +21,9 @@ class ReplicaBatch(NamedTuple):
         total: All of it; its `roll_back` undoes the micro-batches so far.
         snapshot: Operations that copy the variables that micro-batches write.
         lasting: Operations of micro-batches whose changes no roll back undoes.
-        reported: Tensors of the micro-batch with whose values for the batch the train
-            op is fed, and the results of these after the last pass. If one micro-batch
-            is the batch, its own are fetched with it.
+        reported: (tensor, result) pairs: tensors of the micro-batch with whose values
+            for the batch the train op is fed, and the results of these after the last
+            pass. If one micro-batch is the batch, its own are fetched with it.
         refusals: Operations that fail if a batch cannot be cut, and the sentences.
         constants: Names of features that may belong to no example, and must not then be
             as many as the examples of a batch that is cut.
@@ -35,7 +35,7 @@ class ReplicaBatch(NamedTuple):
     total: Work
     snapshot: Sequence[tf.Operation]
     lasting: Sequence[tf.Operation]
-    reported: Mapping[tf.Tensor, tf.Tensor]
+    reported: Sequence[tuple[tf.Tensor, tf.Tensor]]
     refusals: Mapping[tf.Operation, str]
     constants: Sequence[str]
     spot_check: Any
@@ -45,7 +45,7 @@ def complete(
     batch: WholeBatch,
     fetched: Iterable[tf.Tensor] = (),
     *,
-    reported: Mapping | tuple = (),
+    reported: Sequence[tuple[tf.Tensor, tf.Tensor]] = (),
     refusals: Mapping | tuple = (),
     constants: Sequence[str] = (),
     spot_check=None,
@@ -65,5 +65,5 @@ def complete(
         lasting = lasting_changes(operations, works.handles)
     total = works.total
     total = total._replace(roll_back=[*restore, *total.roll_back, *total.release])
-    parts = dict(reported), dict(refusals), constants, spot_check
+    parts = reported, dict(refusals), constants, spot_check
     return ReplicaBatch(batch, works.passes, total, take, lasting, *parts)

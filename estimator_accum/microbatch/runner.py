@@ -104,8 +104,8 @@ class BatchRunner:
             fetches: For each replica, tensors to fetch with every micro-batch.
 
         Returns:
-            The feeds of the batch's own run: the position of a micro-batch that is all
-            of the batch, the values of `taken`, and those of `ReplicaBatch.reported`;
+            The feeds of the batch's own run by names: the position of a micro-batch that
+            is all of the batch, the values of `taken` and of `ReplicaBatch.reported`;
             and for each replica the values of `fetches`, one list for each micro-batch.
 
         Raises:
@@ -144,7 +144,8 @@ class BatchRunner:
                 session.run(self._roll_back)
                 continue
             self._count.time_batch(secs / max(rows))
-            return feeds | dict(zip(taken, values, strict=True)), fetched
+            taken_values = zip(names_of(taken), values, strict=True)
+            return feeds | dict(taken_values), fetched
 
     def run_again(self, session, place: str, fetches: list) -> tuple[dict, list]:
         """Computes tensors of the last batch with the present weights.
@@ -170,7 +171,8 @@ class BatchRunner:
             [[replica.batch.stage for replica in replicas], before, taken]
         )
         self.is_open = True
-        return [shapes for shapes, _ in staged], values
+        shapes = [[np.asarray(shape) for shape in parts] for parts, _ in staged]
+        return shapes, values
 
     def _check_rows(self, shapes: list, rows: list[int]) -> None:
         """Raises ValueError if a batch is cut that may have features of no example."""
@@ -204,7 +206,7 @@ class BatchRunner:
         """
         if not self._exchanges:
             return has_failed
-        flags = {exchange.has_failed: float(has_failed) for exchange in self._exchanges}
+        flags = {e.has_failed.name: float(has_failed) for e in self._exchanges}
         return any(session.run([e.failures for e in self._exchanges], flags))
 
     def _run_passes(
@@ -221,7 +223,9 @@ class BatchRunner:
         for turn, works in self._passes.items():
             if is_read and turn is Turn.LAST:
                 works = [Work()] * len(works)
-            marks = dict.fromkeys([p for work in works for p in work.done], True)
+            marks = dict.fromkeys(
+                names_of(p for work in works for p in work.done), True
+            )
             if is_whole and marks:
                 later |= marks  # the last pass does the work of this one
                 continue
@@ -231,7 +235,7 @@ class BatchRunner:
                 has_reported = is_whole and not is_read
                 reported = [r.reported if has_reported else () for r in self._replicas]
                 pairs = zip(fetches, reported, strict=True)
-                wanted = [[*one, *others] for one, others in pairs]
+                wanted = [[*one, *(t for t, _ in others)] for one, others in pairs]
             if is_last or any(work.micro_ops for work in works):
                 feeds, fetched = self._run_micro_batches(
                     session, works, wanted, cuts, done
@@ -270,7 +274,7 @@ class BatchRunner:
             if check is None or cut.rows < 2 or not check.is_due(looks, self._batches):
                 continue
             switch = replica.batch.should_recompute
-            feeds = {} if switch is None else {switch: self._count.recompute}
+            feeds = {} if switch is None else {switch.name: self._count.recompute}
             try:
                 check.run(session, cut.rows, cut.size, looks, feeds)
             except ValueError as error:
@@ -296,16 +300,18 @@ class BatchRunner:
         result, waiting = {}, []
         everything = zip(self._replicas, rows, fetched, map(len, fetches), strict=True)
         for replica, n, values, number in everything:
+            tensors = [tensor for tensor, _ in replica.reported]
+            names = names_of(tensors)
             if not n:  # a replica without examples
-                result |= {tensor: _zeros(tensor) for tensor in replica.reported}
+                result |= dict(zip(names, map(_zeros, tensors), strict=True))
             elif values and len(values[0]) > number:  # one micro-batch was the batch
-                result |= dict(zip(replica.reported, values[0][number:], strict=True))
+                result |= dict(zip(names, values[0][number:], strict=True))
             else:
-                waiting.append(replica.reported)
-        wanted = [list(reported.values()) for reported in waiting]
+                waiting.append((names, [value for _, value in replica.reported]))
+        wanted = [reported for _, reported in waiting]
         values = self._run_once(session, (), wanted, rows, feeds, place)
-        for reported, numbers in zip(waiting, values, strict=True):
-            result |= dict(zip(reported, numbers, strict=True))
+        for (names, _), numbers in zip(waiting, values, strict=True):
+            result |= dict(zip(names, numbers, strict=True))
         return result
 
     def _run_once(self, session, turn: Turn, once: list, rows, feeds, place) -> list:
@@ -336,8 +342,8 @@ class BatchRunner:
             self._capacity = most
         for begin in range(0, most, self._capacity):
             for exchange in exchanges:
-                feeds |= {exchange.counts: counts, exchange.begin: begin}
-                feeds[exchange.capacity] = self._capacity
+                feeds |= {exchange.counts.name: counts, exchange.begin.name: begin}
+                feeds[exchange.capacity.name] = self._capacity
             session.run([exchange.operations for exchange in exchanges], feeds)
 
     def _run_micro_batches(
@@ -386,6 +392,11 @@ class BatchRunner:
         self._count.increase(max(rows), place)
         session.run(self._roll_back)
         self._on_change()
+
+
+def names_of(tensors: Iterable[tf.Tensor]) -> list[str]:
+    """Returns the names of tensors, by which they are fed."""
+    return [tensor.name for tensor in tensors]
 
 
 def _zeros(tensor: tf.Tensor) -> np.ndarray:

@@ -10,10 +10,16 @@ does not see it. Slots are on the CPU, like the input pipeline's tensors.
 N = number of examples in the batch.
 """
 
+import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from estimator_accum.graph.outermost import value_of_graph
+
+_PREFIX = "_estimator_accum_prefix_of_slots"  # attribute of a graph
+UNUSED = []  # slots of functions that are gone, for `destroy_unused_slots`
 
 
 class Slot:
@@ -33,6 +39,8 @@ class Slot:
         self._dtype = dtype
         graph = tf.compat.v1.get_default_graph()
         shared_name = graph.unique_name(f"slot/{name}")
+        if graph.building_function:  # resources of all functions are in one place
+            shared_name = f"{_prefix_of(graph)}/{shared_name}"
         with tf.device(task):
             self.handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype, shape=shape, shared_name=shared_name
@@ -45,6 +53,29 @@ class Slot:
     def read(self) -> tf.Tensor:
         """Returns the value that was stored last."""
         return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
+
+
+def slots_of(graph: tf.Graph) -> list[dict]:
+    """Returns the resources of a function's slots."""
+    prefix, names = _prefix_of(graph), ("dtype", "shape", "shared_name")
+    handles = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
+    slots = [{name: op.get_attr(name) for name in names} for op in handles]
+    return [s for s in slots if s["shared_name"].decode().startswith(prefix)]
+
+
+def destroy_unused_slots() -> None:
+    """Frees the memory of slots whose functions are not needed any more.
+
+    Python may collect a function at any time, also where TensorFlow holds a lock.
+    """
+    with tf.init_scope(), tf.device("/cpu:0"):
+        while UNUSED:
+            handle = tf.raw_ops.VarHandleOp(**UNUSED.pop())
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+
+
+def _prefix_of(graph: tf.Graph) -> str:
+    return value_of_graph(graph, _PREFIX, uuid.uuid4().hex)
 
 
 class Part(NamedTuple):
@@ -188,25 +219,24 @@ def _named_tensors(data: dict) -> list[tuple[str, Any]]:
     return [
         (name, _as_tensor(name, value))
         for key, structure in data.items()
-        for name, value in _named(key, structure)
+        for name, value in named_leaves(key, structure)
+        if value is not None
     ]
 
 
-def _named(name: str, structure) -> list[tuple[str, Any]]:
+def named_leaves(name: str, structure) -> list[tuple[str, Any]]:
     """Returns (name, leaf) pairs in the order of `tf.nest.map_structure`."""
-    if structure is None:
-        return []
     if isinstance(structure, Mapping):
         return [
             leaf
             for key in sorted(structure)
-            for leaf in _named(f"{name}[{key!r}]", structure[key])
+            for leaf in named_leaves(f"{name}[{key!r}]", structure[key])
         ]
     if isinstance(structure, list | tuple):
         return [
             leaf
             for i, value in enumerate(structure)
-            for leaf in _named(f"{name}[{i}]", value)
+            for leaf in named_leaves(f"{name}[{i}]", value)
         ]
     return [(name, structure)]
 

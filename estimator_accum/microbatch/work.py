@@ -73,12 +73,12 @@ class Works:
     @property
     def passes(self) -> dict[Turn, Work]:
         """The work of each pass so far, in their order."""
-        return {turn: _sum(works) for turn, works in sorted(self._parts.items())}
+        return {turn: sum_of(works) for turn, works in sorted(self._parts.items())}
 
     @property
     def total(self) -> Work:
         """The work of all passes so far, in their order."""
-        return _sum(self.passes.values())
+        return sum_of(self.passes.values())
 
     @property
     def micro_ops(self) -> Sequence[tf.Operation]:
@@ -121,7 +121,7 @@ class Works:
         self._parts[turn].append(work)
 
 
-def _sum(works: Iterable[Work]) -> Work:
+def sum_of(works: Iterable[Work]) -> Work:
     """Returns all work, in its order."""
     columns = zip(Work(), *works, strict=True)
     return Work(*(tuple(x for column in field for x in column) for field in columns))

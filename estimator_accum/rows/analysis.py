@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
-from estimator_accum.graph.internals import context_of
+from estimator_accum.graph.internals import captures_of, context_of
 from estimator_accum.graph.names import (
     CALLERS,
     PYTHON,
@@ -246,6 +246,9 @@ class Analysis:
             placeholders = [t for t in outer if self._caller.is_new_in_each_run(t)]
         elif self._has_new_seeds:  # others are captured, such as a layer's constants
             placeholders = [t for t in placeholders if t.ref() in self._new_seeds]
+        else:
+            captured = {inner.ref() for _, inner in captures_of(tensor.graph)}
+            placeholders = [t for t in placeholders if t.ref() not in captured]
         return bool(placeholders) or any(op.type.startswith("Rng") for op in operations)
 
     def _round(self, order: list[tf.Operation]) -> None:

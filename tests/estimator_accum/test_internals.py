@@ -227,6 +227,56 @@ def graph_of_function():
     return [output.shape for output in graph.outputs] == [[2]]
 
 
+def _eagerly(function):
+    """Returns the result of a function in eager execution, as in each new thread."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
+def _computed():
+    """Returns a function with a value of each call, and that value's tensor."""
+    tensors = []
+
+    def function():
+        graph = v1.get_default_graph()
+        tensors.append(internals.compute_in_call(graph, lambda: [5], tf.constant(1)))
+        return tensors[0] + 1
+
+    return tf.function(function).get_concrete_function(), tensors[0]
+
+
+@_finds
+def compute_in_call():
+    return _eagerly(lambda: _computed()[0]().numpy()) == 6
+
+
+@_finds
+def computed_captures_of():
+    function, tensor = _eagerly(_computed)
+    ((compute, inner),) = internals.computed_captures_of(function.graph)
+    return inner is tensor and _eagerly(compute) is not None
+
+
+def _changed_in_a_branch() -> float:
+    variable = tf.Variable(1.0)
+
+    def change():
+        variable.assign(2.0)
+        return tf.constant(1)
+
+    def trace(is_true):
+        internals.run_all_in_branches(v1.get_default_graph())
+        return tf.cond(is_true, change, lambda: tf.constant(0))
+
+    v1.wrap_function(trace, [tf.TensorSpec([], tf.bool)])(tf.constant(True))
+    return variable.numpy()
+
+
+@_finds
+def run_all_in_branches():
+    return _eagerly(_changed_in_a_branch) == 2
+
+
 @_finds
 def call_before_runs():
     looks = []

@@ -10,7 +10,7 @@ from estimator_accum.graph.names import is_draw
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep
-from estimator_accum.microbatch.own_optimizer.division import BatchPlan, ModelGraph
+from estimator_accum.microbatch.own_optimizer.division import BatchPlan
 from estimator_accum.microbatch.own_optimizer.head import Border, Copies, View
 
 
@@ -18,28 +18,27 @@ class Values(NamedTuple):
     """Values of the whole batch.
 
     Attributes:
-        by_tensor: The values, by the tensors of a micro-batch.
+        pairs: (tensor of a micro-batch, its value for the batch).
         collected: Tensors whose rows micro-batches collect for them, and the axis.
         view: The analysis of the graph without these.
     """
 
-    by_tensor: dict[tf.Tensor, tf.Tensor]
+    pairs: list[tuple[tf.Tensor, tf.Tensor]]
     collected: list[tuple[tf.Tensor, int]]
     view: View
 
 
 def whole_batch_values(
-    graph: ModelGraph, plan: BatchPlan, losses: list[tf.Tensor], early: Copies
+    batch: WholeBatch, plan: BatchPlan, losses: list[tf.Tensor], early: Copies
 ) -> Values:
     """Returns the values that the train op is fed with, and that summaries may show.
 
     Args:
-        graph: The graph.
+        batch: The batch.
         plan: The part that runs once per batch.
         losses: Losses of a micro-batch.
         early: Copies that run after the first pass, for gradients.
     """
-    batch = graph.batch
     draws = draws_of_passes(batch, *plan.fed, *losses)
     view = View(batch, [*plan.fed, *losses, *(draw.outputs[0] for draw in draws)])
     # If the first pass runs the network anyway, the values are computed after it.
@@ -54,8 +53,8 @@ def whole_batch_values(
             turn = batch.works.first_turn()
             values, work = keep(batch, turn, "reported", values)
             batch.works.add(work, turn)
-    by_tensor = dict(zip(tensors, values, strict=True))
-    return Values(by_tensor, copies.collected, view)
+    pairs = list(zip(tensors, values, strict=True))
+    return Values(pairs, copies.collected, view)
 
 
 def draws_of_passes(batch: WholeBatch, *tensors: tf.Tensor) -> list[tf.Operation]:

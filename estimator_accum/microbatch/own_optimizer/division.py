@@ -4,6 +4,7 @@ forward pass    every micro-batch; changes of anything are moved out of it
 train op        once; it is fed with the values of micro-batches that it needs
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -19,26 +20,31 @@ from estimator_accum.graph.walks import (
     path_to,
 )
 from estimator_accum.graph.writers import is_reference, variable_of, writers_of
-from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.work import Work, Works, sum_of
 
 
 class ModelGraph(NamedTuple):
     """A model_fn's graph with the sums of its gradients.
 
     Attributes:
-        batch: The batch.
+        works: The work of a batch, one for each replica whose graph it is.
         of_batch: Operations that compute from a micro-batch, or take it.
         reads: Operations that read the sums.
         handles: Operations whose outputs are handles of the batch's own variables.
         library: Definitions of functions by name.
     """
 
-    batch: WholeBatch
+    works: list[Works]
     of_batch: set[tf.Operation]
     reads: list[tf.Operation]
     handles: set[tf.Operation]
     library: dict
+
+    @property
+    def total(self) -> Work:
+        """The work of all replicas."""
+        return sum_of(works.total for works in self.works)
 
     def changes(self, operation: tf.Operation) -> bool:
         """Returns whether an operation changes something outside of a micro-batch."""
@@ -66,7 +72,10 @@ class BatchPlan(NamedTuple):
 
 
 def divide(
-    graph: ModelGraph, roots: list[tf.Operation], losses: list[tf.Tensor]
+    graph: ModelGraph,
+    roots: list[tf.Operation],
+    losses: list[tf.Tensor],
+    late: Collection[tf.Operation] = (),
 ) -> BatchPlan:
     """Divides a graph, and removes dependencies of one part on the other.
 
@@ -81,14 +90,15 @@ def divide(
         graph: The graph.
         roots: The train op, and others that change something.
         losses: Tensors that are fetched in training, with their control inputs.
+        late: Further operations that run once, late.
 
     Raises:
         ValueError: If the forward pass reads a value that changes within a batch.
     """
-    forward = ancestors(graph.batch.works.total.micro_ops)
+    forward = ancestors(graph.total.micro_ops)
     moved = _move_out_of_forward(graph, forward, losses)
     roots = [*roots, *moved]
-    late = _changes_and_what_waits(graph, roots, moved, forward)
+    late = {*late, *_changes_and_what_waits(graph, roots, moved, forward)}
     fed, waiting = _follow(graph, roots, late)
     return BatchPlan(roots, moved, fed, waiting, graph.reads)
 
@@ -182,7 +192,7 @@ def _follow(
     """
     sums = [output for read in graph.reads for output in read.outputs]
     once = late | {*graph.reads} | data_descendants(sums)
-    done = {tensor.op for tensor in graph.batch.works.total.done}
+    done = {tensor.op for tensor in graph.total.done}
     fed, waiting, seen, stack = {}, [], set(), [*roots]
     while stack:
         operation = stack.pop()

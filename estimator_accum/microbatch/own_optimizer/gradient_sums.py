@@ -14,12 +14,14 @@ from estimator_accum.core.accumulators import (
     clear_rows,
     commit,
     take_rows,
+    variables_of,
 )
 from estimator_accum.core.gradients import Gradient, cast
 from estimator_accum.core.slice_list import SliceList
 from estimator_accum.core.state import place_of_window
 from estimator_accum.core.trained import device_here
 from estimator_accum.graph.internals import dtype_of_handle
+from estimator_accum.graph.outermost import in_graph, value_of_graph
 from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
 from estimator_accum.microbatch.collecting import keep
@@ -28,6 +30,7 @@ from estimator_accum.microbatch.own_optimizer.patches import source_of
 from estimator_accum.microbatch.work import Work
 
 _HALVES = (tf.float16, tf.bfloat16)
+_SUMS = "_estimator_accum_sums"  # attribute of a graph
 
 
 class SliceSum(NamedTuple):
@@ -134,6 +137,8 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
             if accumulator.touched is not None:
                 rows[i] = take_rows(accumulator, gradients[i].indices.dtype)
                 clear[i] = clear_rows(accumulator, rows[i])
+                handles = [in_graph(v.handle) for v in variables_of([accumulator])]
+                batch.works.add(Work(handles=handles))
     with tf.control_dependencies(None), tf.control_dependencies(after):
         for i, accumulator in pairs:
             if accumulator.touched is None:
@@ -152,6 +157,7 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
 def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
     """Returns an accumulator for each x and its gradient."""
     variables = [x for x, _ in pairs if isinstance(x, tf.Variable)]
+    graph = tf.compat.v1.get_default_graph()
     place = place_of_window(variables, device_here(), has_counter=False)
     arguments = []
     for x, gradient in pairs:
@@ -165,14 +171,20 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
         dtype = tf.float32 if gradient.dtype in _HALVES else gradient.dtype
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         # A variable's `op` has the same name in every replica.
-        arguments.append((f"{x.op.name}/batch_gradient", shape, dtype, is_sparse))
+        name = f"{getattr(x, 'op', source_of(x)).name}/batch_gradient"
+        if graph.building_function:  # which knows its variables by name
+            name = graph.unique_name(name)
+        arguments.append((name, shape, dtype, is_sparse))
 
     def create(strategy):
         del strategy
         # They are not saved: checkpoints are written between batches.
         return list(itertools.starmap(place.create_sum, arguments))
 
-    return tf.distribute.get_replica_context().merge_call(create)
+    accumulators = tf.distribute.get_replica_context().merge_call(create)
+    # A variable of eager execution lives as long as something refers to it.
+    value_of_graph(graph, _SUMS, []).append(accumulators)
+    return accumulators
 
 
 def _dtype_of(x, total: Gradient) -> tf.DType:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.graph.internals import context_of, current_control_dependencies
+from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation, derive
+from estimator_accum.microbatch.own_optimizer.draws import draw_by_micro_batch
 from estimator_accum.microbatch.own_optimizer.gradient_sums import (
     Sums,
     sum_over_batch,
@@ -92,6 +94,9 @@ class Interception:
             is_of_batch = any(top.op in of_micro_batch for top in request.tops)
             if not places or not is_of_batch:
                 return request.plain()
+            if self._graph.building_function:  # else functions would share the seeds
+                tops = [top.op for top in request.tops]
+                draw_by_micro_batch(self._batch, data_ancestors(tops))
             check_not_repeated(ys)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))

@@ -17,10 +17,15 @@ from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.outside import check_sources
 from estimator_accum.microbatch.own_optimizer.activations import report_activations
 from estimator_accum.microbatch.own_optimizer.batch_values import (
+    Values,
     draws_of_passes,
     whole_batch_values,
 )
-from estimator_accum.microbatch.own_optimizer.division import ModelGraph, divide
+from estimator_accum.microbatch.own_optimizer.division import (
+    BatchPlan,
+    ModelGraph,
+    divide,
+)
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.order import order
@@ -54,37 +59,76 @@ def build_unedited(batch: WholeBatch, build: Callable):
         return spec, None
     train_op = getattr(spec.train_op, "op", spec.train_op)
     _check_trains(batch, interception, train_op)
-    return _split(batch, interception, spec, train_op)
+    losses = [spec.loss, *(loss for call in interception.calls for loss in call.losses)]
+    losses += tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
+    with batch.as_current():
+        model = complete_model(batch, interception)
+        plan = divide(model.graph, [train_op, *model.waits], losses)
+        values = model.values(plan, losses)
+        parts = model.parts(values, losses)
+        fed = [*(tensor for tensor, _ in values.pairs), *batch.works.total.done]
+        order(plan._replace(fed=fed))
+    with tf.control_dependencies(None):
+        train_op = tf.group(train_op, *plan.moved, *model.clear, name="train_batch")
+    return spec._replace(train_op=train_op), parts
 
 
-def _split(batch: WholeBatch, interception: Interception, spec, train_op):
-    """Returns the spec of a train op that runs once per batch, and other results."""
-    calls, early = interception.calls, interception.copies
-    # The train op is complete, so what reads the sums of sparse gradients is known.
+def complete_model(batch: WholeBatch, interception: Interception) -> "Model":
+    """Returns a graph to which nothing is added any more."""
+    # Complete, so what reads the sums of sparse gradients is known.
+    calls = interception.calls
     slices = [slice_sum for call in calls for slice_sum in call.sums.slices]
     clear = [op for slice_sum in slices for op in add_slices(batch, slice_sum)]
     check_sources(batch)
-    roots = [train_op, *(operation for call in calls for operation in call.waits)]
-    losses = [spec.loss, *(loss for call in calls for loss in call.losses)]
-    losses += tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
-    with batch.as_current():
+    return Model(batch, interception, clear)
+
+
+class Model:
+    """A model's graph, complete with the sums of its gradients.
+
+    Args:
+        batch: The batch.
+        interception: The gradients.
+        clear: Operations that run after all others.
+
+    Attributes:
+        graph: The graph, for `divide`.
+        waits: Operations for which gradients waited.
+        clear: As given.
+    """
+
+    def __init__(self, batch: WholeBatch, interception: Interception, clear: list):
+        self._batch, self._calls = batch, interception.calls
+        self._early, self.clear = interception.copies, clear
         handles, library = batch.works.handles, library_of_functions()
         reads = list(interception.reads)
-        graph = ModelGraph(batch, of_batch(batch), reads, handles, library)
-        plan = divide(graph, roots, losses)
-        losses = [tensor for tensor in losses if tensor.op in graph.of_batch]
-        values = whole_batch_values(graph, plan, losses, early)
-        _check_passes(graph, values.by_tensor.values())
-        _make_draws_repeatable(batch, values.view, early)
+        of = of_batch(batch)
+        self.graph = ModelGraph([batch.works], of, reads, handles, library)
+        self.waits = [operation for call in self._calls for operation in call.waits]
+
+    def values(self, plan: BatchPlan, losses: list[tf.Tensor]) -> Values:
+        """Returns the values with which the part that runs once is fed."""
+        losses = self._of_batch(losses)
+        values = whole_batch_values(self._batch, plan, losses, self._early)
+        _check_passes(self._batch, self.graph, [value for _, value in values.pairs])
+        return values
+
+    def parts(self, values: Values, losses: list[tf.Tensor]) -> dict:
+        """Returns arguments of `complete`."""
+        batch, calls = self._batch, self._calls
+        _make_draws_repeatable(batch, values.view, self._early)
         derivations = [call.derivation for call in calls if call.derivation.rows]
         refusals = _check_places(batch, [derivation.view for derivation in derivations])
         spot_check = SpotCheck(batch, derivations, values.collected, list(refusals))
-        report_activations(values.view, losses)
-        order(plan._replace(fed=[*values.by_tensor, *batch.works.total.done]))
-    with tf.control_dependencies(None):
-        train_op = tf.group(train_op, *plan.moved, *clear, name="train_batch")
-    parts = {"reported": values.by_tensor, "refusals": refusals}
-    return spec._replace(train_op=train_op), parts | {"spot_check": spot_check}
+        report_activations(values.view, self._of_batch(losses))
+        return {
+            "reported": values.pairs,
+            "refusals": refusals,
+            "spot_check": spot_check,
+        }
+
+    def _of_batch(self, losses: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [tensor for tensor in losses if tensor.op in self.graph.of_batch]
 
 
 def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
@@ -110,9 +154,11 @@ def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> No
         )
 
 
-def _check_passes(graph: ModelGraph, values: list[tf.Tensor]) -> None:
+def _check_passes(
+    batch: WholeBatch, graph: ModelGraph, values: list[tf.Tensor]
+) -> None:
     """Raises ValueError if something changes before the train op runs."""
-    works = graph.batch.works
+    works = batch.works
     needed = ancestors([*works.total.micro_ops, *(value.op for value in values)])
     graph = graph._replace(handles=works.handles)  # those of the copies, too
     for operation in needed:

@@ -23,10 +23,12 @@ from estimator_accum.graph.internals import (
     are_recorded,
     is_composite,
     is_function,
+    outer_graph_of,
     record_of,
     replace_function,
     set_input,
 )
+from estimator_accum.graph.outermost import in_graph, value_of_graph
 from estimator_accum.graph.walks import data_ancestors
 
 _local = threading.local()  # replicas build their graphs in threads of their own
@@ -34,6 +36,7 @@ _lock = threading.Lock()
 _users = []
 # Attribute of an Identity that was put behind a tensor after tapes had recorded it.
 PASSES_ON = "_estimator_accum_passes_on"
+_GRADIENTS = "_estimator_accum_gradients"  # attribute of a graph
 _own = []  # functions of TensorFlow that are replaced: (their place, name, function)
 
 
@@ -63,16 +66,17 @@ class Request(NamedTuple):
 
 def source_of(x) -> tf.Operation:
     """Returns the operation of a tensor, or of a variable's handle."""
-    handle = getattr(x, "handle", None)
-    return x.op if handle is None else handle.op
+    return in_graph(getattr(x, "handle", x)).op
 
 
 @contextlib.contextmanager
-def intercepting(gradients: Callable) -> Iterator[None]:
-    """Gives this thread's calls of tf.gradients and tf.GradientTape to a function.
+def intercepting(gradients: Callable, graph: tf.Graph | None = None) -> Iterator[None]:
+    """Gives calls of tf.gradients and tf.GradientTape to a function.
 
     Args:
         gradients: Function of a `Request`, as `Interception.gradients`.
+        graph: Graph in which calls of other threads are given to it as well, such as
+            those of a strategy's replicas; None for this thread alone.
     """
     with _lock:
         if not _users:
@@ -81,6 +85,8 @@ def intercepting(gradients: Callable) -> Iterator[None]:
                 _own.append((*place, original))
         _users.append(gradients)
     _local.gradients, _local.watched = gradients, []
+    if graph is not None:
+        value_of_graph(graph, _GRADIENTS, gradients)
     try:
         yield
     finally:
@@ -95,7 +101,17 @@ def _taker() -> Callable | None:
     """Returns the function that takes the current call; None leaves it to TensorFlow."""
     if tf.executing_eagerly() or is_interception_off():
         return None
-    return getattr(_local, "gradients", None)
+    taker, graph = getattr(_local, "gradients", None), tf.compat.v1.get_default_graph()
+    while taker is None and graph is not None:
+        taker, graph = getattr(graph, _GRADIENTS, None), outer_graph_of(graph)
+    return taker
+
+
+def _watched() -> list:
+    """Returns (record, tensor) pairs of this thread."""
+    if not hasattr(_local, "watched"):
+        _local.watched = []
+    return _local.watched
 
 
 def _compute(ys, xs, grad_ys, stop_gradients, **options):
@@ -180,7 +196,7 @@ def _variables_of(sources: list, variables: list) -> list:
     by_handle = {
         id(getattr(x, "handle", x)): x for x in variables if isinstance(x, tf.Variable)
     }
-    return [by_handle.get(id(source), source) for source in sources]
+    return [by_handle[id(x)] if id(x) in by_handle else in_graph(x) for x in sources]
 
 
 def _recorded(tape, target: list, sources: list) -> list[int]:
@@ -199,7 +215,8 @@ def _watch(original: Callable) -> Callable:
             parts = [part for part in parts if not hasattr(part, "handle")]
             record = record_of(tape)
             are_known = _known(record, parts) if record else [True] * len(parts)
-            _local.watched += [
+            watched = _watched()
+            watched += [
                 (record, part)
                 for part, is_known in zip(parts, are_known, strict=True)
                 if not is_known
@@ -229,7 +246,7 @@ def _known(tape, tensors: list[tf.Tensor]) -> list[bool]:
 
 def _not_recorded(tape, ys: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors through which gradients of a tape do not flow."""
-    watched = {tensor.ref() for owner, tensor in _local.watched if owner is tape}
+    watched = {tensor.ref() for owner, tensor in _watched() if owner is tape}
     needed = data_ancestors([y.op for y in ys])
     tensors = [
         output

@@ -23,6 +23,7 @@ Training is refused if two looks fail, at different examples.
 
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -150,15 +151,15 @@ class SpotCheck:
                 )
                 for i, g in enumerate(gradients)
             }
-            self._draws = {copy(draw): axis for draw, axis in draws}
+            self._draws = [(copy(draw), axis) for draw, axis in draws]
             self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
-            self._arriving = {copy(g): axis for _, g, axis in arriving}
+            self._arriving = [(copy(g), axis) for _, g, axis in arriving]
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
             self._examples, self._takes_noise = {}, set()
             for whole, example, is_dense in _examples(batch, self._indices):
-                self._examples[copy(whole)] = example
+                self._examples[copy(whole).name] = example
                 if is_dense and whole.dtype.is_floating:
-                    self._takes_noise.add(copy(whole).ref())
+                    self._takes_noise.add(copy(whole).name)
         self._tolerance = _rounding_in(needed)
         self._has_own_gradients = bool(operations_with_own_gradients(needed))
 
@@ -241,16 +242,16 @@ class SpotCheck:
         within = (np.arange(number) + random.uniform(size=number)) * rows / number
         taken = within.astype(np.int64)
         others = (taken + random.integers(1, rows)) % rows
-        feeds = {**feeds, self._batch.rows: 4 * number}
-        feeds[self._batch.num_micro_batches] = 1
+        feeds = {**feeds, self._batch.rows.name: 4 * number}
+        feeds[self._batch.num_micro_batches.name] = 1
         look = _Look(session, feeds, number, is_noisy=False, scale=_SCALES[0])
         are_others = _are_others(look.is_of_b)
         indices = np.where(are_others, others, taken).reshape(-1)
-        examples = session.run(self._examples, {self._indices: indices})
+        examples = _numbers(session.run(self._examples, {self._indices.name: indices}))
         noisy = {
-            whole: value + _noise(value, are_others, random)
-            for whole, value in examples.items()
-            if whole.ref() in self._takes_noise and value.size
+            name: value + _noise(value, are_others, random)
+            for name, value in examples.items()
+            if name in self._takes_noise and value.size
         }
         looks = [look._replace(feeds=feeds | examples)]
         if noisy:
@@ -327,7 +328,7 @@ class SpotCheck:
         look: _Look,
         place: int,
         values: dict,
-        draws: dict | tuple = (),
+        draws: Sequence[tuple[tf.Tensor, int]] = (),
         span: slice | None = None,
     ) -> tuple[dict, dict]:
         """Returns the fingerprints of rows and of gradients.
@@ -335,17 +336,17 @@ class SpotCheck:
         Args:
             look: The comparison.
             place: The micro-batch, one of four.
-            values: Values for the examples of a micro-batch, their axes, and the factor
-                of those of other examples.
-            draws: Tensors of random numbers, and their axes, to add to `values`.
+            values: Values for the examples of a micro-batch by name, their axes, and the
+                factor of those of other examples.
+            draws: (random numbers, their axis) pairs, to add to `values`.
             span: The examples of the micro-batch to run; None runs all.
         """
         span = span or slice(0, look.number)
         begin = place * look.number
-        feeds = {**look.feeds, self._batch.begin: begin + span.start}
-        feeds[self._batch.size] = span.stop - span.start
+        feeds = {**look.feeds, self._batch.begin.name: begin + span.start}
+        feeds[self._batch.size.name] = span.stop - span.start
         are_others = _are_others(look.is_of_b)[place]
-        for tensor, (value, axis, factor) in values.items():
+        for name, (value, axis, factor) in values.items():
             width = value.shape[axis] // look.number
             rows = slice(span.start * width, span.stop * width)
             part = value[(*[slice(None)] * axis, rows)]
@@ -353,11 +354,13 @@ class SpotCheck:
                 shape = [1] * axis + [-1] + [1] * (value.ndim - axis - 1)
                 factors = np.where(are_others[span], factor, 1).repeat(width)
                 part = part * factors.reshape(shape).astype(part.dtype)
-            feeds[tensor] = part
-        fetches = [self._rows, self._gradients, self._guards, list(draws)]
-        rows, gradients, _, drawn = look.session.run(fetches, feeds)
-        for (tensor, axis), value in zip(dict(draws).items(), drawn, strict=True):
-            values[tensor] = value, axis, 1
+            feeds[name] = part
+        drawn = [tensor for tensor, _ in draws]
+        fetches = [self._rows, self._gradients, drawn, self._guards]
+        *results, _ = look.session.run(fetches, feeds)
+        rows, gradients, numbers = _numbers(results)
+        for (tensor, axis), value in zip(draws, numbers, strict=True):
+            values[tensor.name] = value, axis, 1
         if look.is_noisy and not _are_finite(rows, gradients):
             raise _NotFinite("numbers that are not finite")
         return rows, gradients
@@ -366,9 +369,9 @@ class SpotCheck:
         """Returns gradients for the rows of all examples, and their axes and factors."""
         if not self._arriving:
             return {}
-        one = {**look.feeds, self._batch.begin: 0, self._batch.size: 1}
+        one = {**look.feeds, self._batch.begin.name: 0, self._batch.size.name: 1}
         shapes, draws = look.session.run(self._shapes, one), {}
-        for (tensor, axis), shape in zip(self._arriving.items(), shapes, strict=True):
+        for (tensor, axis), shape in zip(self._arriving, shapes, strict=True):
             shape = [*shape]
             shape[axis] *= look.number
             is_double = tensor.dtype.size >= tf.float64.size
@@ -377,8 +380,13 @@ class SpotCheck:
             )
             drawn *= look.scale
             drawn = drawn.astype(tensor.dtype.as_numpy_dtype, copy=False)
-            draws[tensor] = drawn, axis, _FACTOR
+            draws[tensor.name] = drawn, axis, _FACTOR
         return draws
+
+
+def _numbers(values):
+    """Returns the values of a run, in any structure, as NumPy's arrays and numbers."""
+    return tf.nest.map_structure(np.asarray, values)
 
 
 def _are_others(is_of_b: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@
 
 WAY: "estimator", a regression in an Estimator; "whole_batch", a loss over the whole
 batch of both replicas plus that of each one's own examples; "keras", an optimizer in
-`fit`. The result is all variables, or for Keras a report beside FOLDER/weights-N.npz.
+`fit`; "step", a training step of TensorFlow 2 in micro-batches. The result is all
+variables, or a report, for Keras beside FOLDER/weights-N.npz.
 
 STRATEGY: "none"; "mirrored", two of four logical CPUs; "multi_worker", one process of a TF_CONFIG
 cluster; "collectives", a MirroredStrategy that is created eagerly, and so uses
@@ -42,6 +43,7 @@ from estimator_accum import (
 )
 from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import AccumulationCallback, accumulate, microbatch
+from tests.helpers.models import of_replicas
 from tests.helpers.models.keras_kinds import Kind, dense_data, sparse_data
 from tests.helpers.processes import running
 
@@ -320,6 +322,13 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
     print(json.dumps(report))
 
 
+def _step(kind: str, folder: str, options: dict) -> None:
+    del folder, options
+    # Collectives wait for each other, on as many threads as there are replicas.
+    strategy = _make_strategy(kind, {"one_device": ""})
+    print(json.dumps({"difference": of_replicas.difference(strategy)}))
+
+
 def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
     """Returns (difference, reductions at once, reductions in 3) for two losses.
 
@@ -430,8 +439,13 @@ def _record_reductions(methods=_OF_LIBRARY) -> list[str]:
 
 if __name__ == "__main__":
     way, kind_of_strategy, folder_of_run, *words = sys.argv[1:]
-    if way != "keras":
+    if way not in ("keras", "step"):
         enable_estimator()
-    ways = {"estimator": _regress, "whole_batch": _contrast, "keras": _fit}
+    ways = {
+        "estimator": _regress,
+        "whole_batch": _contrast,
+        "keras": _fit,
+        "step": _step,
+    }
     flags = dict(word.partition("=")[::2] for word in words)
     ways[way](kind_of_strategy, folder_of_run, flags)

@@ -1,0 +1,64 @@
+"""Random numbers of each example, drawn from seeds that all micro-batches share.
+
+    the batch at once    numbers of N examples from one seed
+    a micro-batch        numbers of its own examples, from that seed and its place
+
+As layers of Keras 3 draw, whose seeds are variables that a step moves. The first
+micro-batch draws as the batch at once does.
+"""
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from estimator_accum.graph.internals import context_of, set_input
+from estimator_accum.graph.names import SHAPED_DRAWS
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.head import View
+from estimator_accum.rows.sizes import has_examples
+
+_KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")
+
+
+def draw_by_micro_batch(batch: WholeBatch, operations: Iterable[tf.Operation]) -> None:
+    """Has draws of stateless operations depend on the place of their micro-batch.
+
+    Those in functions, branches and loops are left as they are.
+
+    Args:
+        batch: The batch.
+        operations: Operations of a micro-batch.
+    """
+    draws = [
+        operation
+        for operation in operations
+        if operation.type in SHAPED_DRAWS and operation.type.startswith("Stateless")
+        if operation.graph is batch.begin.graph and context_of(operation) is None
+    ]
+    if not draws:
+        return
+    view = View(batch, [draw.outputs[0] for draw in draws])
+    with tf.control_dependencies(None):
+        for draw in draws:
+            size = view.analysis.value(draw.inputs[0])
+            seeds = [tensor for tensor in draw.inputs[1:3] if tensor.dtype.is_integer]
+            is_new = any(map(view.analysis.is_new_in_each_run, seeds))
+            of_examples = any(tensor.op in view.of_batch for tensor in seeds)
+            if size is not None and has_examples(size) and not (is_new or of_examples):
+                _draw_from(draw, batch.begin)
+
+
+def _draw_from(draw: tf.Operation, begin: tf.Tensor) -> None:
+    """Has a draw's seed depend on the first example of the micro-batch."""
+    keys = draw.inputs[1].op
+    is_of_key = keys.type in _KEYS
+    seed = keys.inputs[0] if is_of_key else draw.inputs[1]
+    if seed.shape != [2] or (is_of_key and draw.inputs[2].op is not keys):
+        return
+    seed = seed + tf.stack([tf.cast(begin, seed.dtype), tf.zeros([], seed.dtype)])
+    if not is_of_key:
+        set_input(draw, 1, seed)
+        return
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    set_input(draw, 1, key)
+    set_input(draw, 2, counter)

@@ -1,0 +1,250 @@
+"""Phases of a step: passes of its micro-batches, then changes, then passes that see these.
+
+    phase 0    gradients of the critic       the critic's update
+    phase 1    gradients of the generator    the generator's update, and the results
+
+A traced step does one thing after the other, in the order of its operations. A gradient
+belongs to the first phase in which all variables that it reads are as they are there in
+the step; a change to that of the gradients and values that it is computed from. Most
+steps have one phase.
+
+A value that was read before a change and is needed in a later phase is handed on.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.core.current_batch import current_batch, set_current_batch
+from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.internals import set_control_inputs
+from estimator_accum.graph.names import SHOWING
+from estimator_accum.graph.walks import ancestors
+from estimator_accum.graph.writers import may_be_variable, variable_of, writers_of
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.head import of_batch
+from estimator_accum.microbatch.own_optimizer.interception import Interception
+from estimator_accum.microbatch.own_optimizer.patches import Request
+from estimator_accum.microbatch.own_optimizer.refusals import check_first_order
+from estimator_accum.microbatch.repeatable import changes_something
+
+_BEFORE = -1  # all phases
+
+
+class Part(NamedTuple):
+    """A replica's part of a phase.
+
+    Attributes:
+        batch: The replica's batch, with the work of this phase.
+        interception: The gradients of this phase.
+    """
+
+    batch: WholeBatch
+    interception: Interception
+
+
+class Phases:
+    """The phases of a step, which its gradients begin.
+
+    Args:
+        batches: The batch of each replica.
+        look: Function of the tensors that each gradient is computed from.
+
+    Attributes:
+        all: The parts of each phase, one for each replica.
+    """
+
+    def __init__(self, batches: list[WholeBatch], look: Callable):
+        self._batches, self._look = batches, look
+        self._graph = tf.compat.v1.get_default_graph()
+        self.all = [[Part(batch, Interception(batch)) for batch in batches]]
+        self._tops, self._reads = [], {}  # of sums, by the phase that has them
+
+    def gradients(self, request: Request) -> list:
+        """Returns the gradients of a call, in its phase."""
+        self._look(request.tops)
+        reads = {}
+        for part in self._parts:
+            reads |= part.interception.reads
+        check_first_order(request.ys, reads)
+        self._tops += request.tops
+        times = self.times()
+        number, replica = times.of_tensors(request.tops), times.replica_of(request.tops)
+        while number >= len(self.all):
+            again = [batch.again() for batch in self._batches]
+            self.all.append([Part(batch, Interception(batch)) for batch in again])
+        part = self.all[number][replica]
+        with _current(part.batch):
+            gradients = part.interception.gradients(request)
+        for read in part.interception.reads:
+            self._reads.setdefault(read, number)
+        return gradients
+
+    def times(self) -> "Times":
+        """Returns when operations run, as the graph is now."""
+        handles = {op for part in self._parts for op in part.batch.works.handles}
+        for batch in self._batches:
+            handles |= {write.inputs[0].op for write in batch.stage[1]}
+        of_batches = [of_batch(batch) for batch in self._batches]
+        return Times(self._graph, of_batches, self._tops, self._reads, handles)
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [part for parts in self.all for part in parts]
+
+
+class Times:
+    """When the operations of a step run.
+
+    Args:
+        graph: The step's graph.
+        of_batches: For each replica, the operations that compute from a micro-batch.
+        tops: Tensors that gradients are computed from.
+        reads: Operations that read sums of gradients, and the phases of these.
+        handles: Operations whose outputs are handles of the batch's own variables.
+
+    Attributes:
+        changes: Operations that change or show something, in their order.
+        of_batch: Operations that compute from a micro-batch of any replica.
+        late: Those that need a value from after its passes.
+        handles: As given.
+    """
+
+    def __init__(self, graph, of_batches: list, tops: list, reads: dict, handles: set):
+        operations = graph.get_operations()
+        self._of_batches, self.of_batch = of_batches, set().union(*of_batches)
+        self._places = {operation: i for i, operation in enumerate(operations)}
+        self.handles, self._reads = handles, reads
+        with graph.as_default():
+            library = library_of_functions()
+            self.changes = [
+                operation
+                for operation in operations
+                if not any(tensor.op in handles for tensor in operation.inputs)
+                if operation.type in SHOWING or changes_something(operation, library)
+            ]
+            self._writers = writers_of(self.changes, handles)
+        self._forward = ancestors(t.op for t in tops)
+        self.late, self._times = set(), {}
+        changing = {*self.changes}
+        for operation in self._in_order(operations):
+            self._times[operation] = self._time(operation, operation in changing)
+
+    def of_tensors(self, tensors: Iterable[tf.Tensor]) -> int:
+        """Returns the phase whose passes compute tensors."""
+        return max([0, *(self._needed_in_pass(tensor.op) for tensor in tensors)])
+
+    def of(self, operation: tf.Operation) -> int:
+        """Returns the phase whose passes compute an operation, or that it comes after.
+
+        -1 if it may run before all of them.
+        """
+        return self._times[operation]
+
+    def replica_of(self, tensors: Iterable[tf.Tensor]) -> int:
+        """Returns the replica whose micro-batches compute tensors; 0 if none does.
+
+        Raises:
+            ValueError: If several do.
+        """
+        operations = {tensor.op for tensor in tensors}
+        replicas = [
+            i for i, of in enumerate(self._of_batches) if not of.isdisjoint(operations)
+        ]
+        if len(replicas) > 1:
+            names = ", ".join(sorted(operation.name for operation in operations))
+            raise ValueError(
+                "A loss must be computed from the examples of its own replica. Received: "
+                f"{names}, from those of {len(replicas)}. Combine gradients, not losses."
+            )
+        return replicas[0] if replicas else 0
+
+    def is_overwritten(self, operation: tf.Operation, phase: int) -> bool:
+        """Returns whether an operation reads a variable that is another one by a phase."""
+        place = self._places.get(operation, len(self._places))
+        return any(
+            self._places[writer] > place and self._times[writer] < phase
+            for variable in self._variables(operation)
+            for writer in self._writers.get(variable, ())
+            if writer is not operation
+        )
+
+    def _time(self, operation: tf.Operation, is_change: bool) -> int:
+        if operation in self._reads:
+            return self._reads[operation]
+        times = [(op, self._times.get(op, _BEFORE)) for op in self._before(operation)]
+        passes = [time for op, time in times if self._is_in_passes(op)]
+        others = [time for op, time in times if not self._is_in_passes(op)]
+        after = max(others, default=_BEFORE)
+        if is_change:
+            return max(0, after, *passes)
+        if operation not in self.of_batch:
+            return max(after, *passes, _BEFORE)
+        replicas = sum(operation in of for of in self._of_batches)
+        if operation not in self._forward and (after != _BEFORE or replicas > 1):
+            self.late.add(operation)
+            return max(0, after, *passes)
+        return max(0, after + 1, *passes)
+
+    def _is_in_passes(self, operation: tf.Operation) -> bool:
+        return operation in self.of_batch and operation not in self.late
+
+    def _needed_in_pass(self, operation: tf.Operation) -> int:
+        time = self._times[operation]
+        return time if self._is_in_passes(operation) else time + 1
+
+    def _before(self, operation: tf.Operation) -> list[tf.Operation]:
+        """Returns the operations that come before another one in the step."""
+        if operation in self._reads:
+            return []
+        data = [tensor.op for tensor in operation.inputs]
+        return [*data, *operation.control_inputs, *self._earlier_writers(operation)]
+
+    def _earlier_writers(self, operation: tf.Operation) -> list[tf.Operation]:
+        place = self._places[operation]
+        return [
+            writer
+            for variable in self._variables(operation)
+            for writer in self._writers.get(variable, ())
+            if self._places[writer] < place
+        ]
+
+    def _variables(self, operation: tf.Operation) -> set[tf.Operation]:
+        handles = [t for t in operation.inputs if may_be_variable(t)]
+        return {variable_of(tensor) for tensor in handles} - {None} - self.handles
+
+    def _in_order(self, operations: list[tf.Operation]) -> Iterator[tf.Operation]:
+        """Yields operations after those that come before them."""
+        seen = set()
+        for root in operations:
+            waiting = [(root, False)]
+            while waiting:
+                operation, is_ready = waiting.pop()
+                if is_ready:
+                    yield operation
+                elif operation not in seen:
+                    seen.add(operation)
+                    waiting.append((operation, True))
+                    waiting += [(op, False) for op in self._before(operation)]
+
+
+def cut_waits(times: Times, passes: Iterable[tf.Operation]) -> None:
+    """Has micro-batches wait for no change: it has been made, in an earlier phase."""
+    changing = {*times.changes}
+    for operation in passes:
+        waits = operation.control_inputs
+        stays = [other for other in waits if other not in changing]
+        if len(stays) < len(waits):
+            set_control_inputs(operation, stays)
+
+
+@contextlib.contextmanager
+def _current(batch: WholeBatch) -> Iterator[None]:
+    before = current_batch()
+    set_current_batch(batch)
+    try:
+        yield
+    finally:
+        set_current_batch(before)

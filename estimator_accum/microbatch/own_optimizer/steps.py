@@ -1,0 +1,184 @@
+"""Builds the phases of a training step of TensorFlow 2.
+
+    each phase    micro-batches: forward and backward
+                  once: what the step changes then, and its results
+
+See phases.py for the order of events, and once_per_batch.py for one phase.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.names import is_draw
+from estimator_accum.graph.replicas import in_each_replica
+from estimator_accum.graph.walks import ancestors
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.division import (
+    BatchPlan,
+    ModelGraph,
+    divide,
+)
+from estimator_accum.microbatch.own_optimizer.once_per_batch import (
+    Model,
+    complete_model,
+)
+from estimator_accum.microbatch.own_optimizer.patches import intercepting
+from estimator_accum.microbatch.own_optimizer.phases import (
+    Part,
+    Phases,
+    Times,
+    cut_waits,
+)
+from estimator_accum.microbatch.repeatable import make_repeatable
+from estimator_accum.microbatch.replica import ReplicaBatch, complete
+
+
+class StepPhase(NamedTuple):
+    """A phase of a step, complete.
+
+    Attributes:
+        replicas: What a runner runs.
+        results: Results of the step that this phase computes, by their numbers.
+        changes: Operations that run once, after the passes.
+        kept: Values of variables that this phase reads, and that later ones need.
+    """
+
+    replicas: list[ReplicaBatch]
+    results: dict[int, tf.Tensor]
+    changes: list[tf.Operation]
+    kept: list[tf.Tensor]
+
+
+def build_step(
+    batches: list[WholeBatch], build: Callable, look: Callable
+) -> list[StepPhase]:
+    """Returns the phases of a step.
+
+    Args:
+        batches: The batch of each replica; the operations of its micro-batches are added
+            to it.
+        build: Calls the step on micro-batches, and returns its results, tensors.
+        look: Function of the tensors that each gradient is computed from.
+
+    Raises:
+        ValueError: If what the step does with a micro-batch cannot be done with several.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    phases = Phases(batches, look)
+    with batches[0].as_current(), intercepting(phases.gradients, graph):
+        results = [tf.identity(result) for result in build()]
+    models = _for_each(phases, lambda i, part: complete_model(*part))
+    times = phases.times()
+    plans = _divide(times, phases, models, [result.op for result in results])
+    fed = [tensor for plan in plans for tensor in plan.fed]
+    fed = list({tensor.ref(): tensor for tensor in fed}.values())
+
+    def values_of(i: int, part: Part, model: Model):
+        tensors = [
+            tensor
+            for tensor in fed
+            if times.of_tensors([tensor]) == i and tensor.op in model.graph.of_batch
+        ]
+        with part.batch.as_current():
+            return model.values(plans[i]._replace(fed=tensors), _losses(part))
+
+    values = _for_each(phases, values_of, models)
+    if len(phases.all) > 1:
+        _for_each(phases, lambda i, part: _draw_again(part))
+
+    def complete_part(i: int, part: Part, model: Model, values) -> ReplicaBatch:
+        with part.batch.as_current():
+            return complete(part.batch, **model.parts(values, _losses(part)))
+
+    replicas = _for_each(phases, complete_part, models, values)
+    built, kept, returned = [], {}, {result.op for result in results}
+    for i, plan in enumerate(plans):
+        needed = _needed(replicas[i], plan)
+        kept |= {op: None for op in needed if times.is_overwritten(op, i)}
+        ready = {n: r for n, r in enumerate(results) if _number(times, r.op) == i}
+        changes = [operation for operation in plan.roots if operation not in returned]
+        changes += [operation for model in models[i] for operation in model.clear]
+        built.append(StepPhase(replicas[i], ready, changes, []))
+    for operation in kept:
+        _check_kept(times, operation)
+        built[_number(times, operation)].kept.extend(operation.outputs)
+    return built
+
+
+def _for_each(phases: Phases, function: Callable, *more: list[list]) -> list[list]:
+    """Returns the results of a function for each phase and replica, in the replica.
+
+    Args:
+        phases: The phases.
+        function: Function of a phase's number, a part, and those of `more`.
+        more: Results of `_for_each`.
+    """
+
+    def of_replica(replica: int) -> list:
+        return [
+            function(i, parts[replica], *(results[i][replica] for results in more))
+            for i, parts in enumerate(phases.all)
+        ]
+
+    columns = in_each_replica(of_replica, len(phases.all[0]))
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _divide(
+    times: Times, phases: Phases, models: list[list[Model]], results: list
+) -> list[BatchPlan]:
+    """Returns the part of each phase that runs once."""
+    works = [[part.batch.works for part in parts] for parts in phases.all]
+    total = [work.total for row in works for work in row]
+    inside = ancestors(op for work in total for op in (*work.micro_ops, *work.once))
+    cut_waits(times, inside)
+    once = [operation for operation in times.changes if operation not in inside]
+    library, plans = library_of_functions(), []
+    for i, parts in enumerate(phases.all):
+        reads = [read for part in parts for read in part.interception.reads]
+        graph = ModelGraph(works[i], times.of_batch, reads, times.handles, library)
+        roots = [op for op in [*once, *results] if _number(times, op) == i]
+        roots += [wait for model in models[i] for wait in model.waits]
+        losses = [loss for part in parts for loss in _losses(part)]
+        plans.append(divide(graph, roots, losses, times.late))
+    return plans
+
+
+def _losses(part: Part) -> list[tf.Tensor]:
+    return [loss for call in part.interception.calls for loss in call.losses]
+
+
+def _number(times: Times, operation: tf.Operation) -> int:
+    """Returns the number of the phase that runs an operation once."""
+    return max(0, times.of(operation))
+
+
+def _needed(replicas: list[ReplicaBatch], plan: BatchPlan) -> dict:
+    """Returns all operations that a phase runs."""
+    ends = {tensor.op for tensor in plan.fed}
+    operations = ancestors(plan.roots, lambda operation: operation not in ends)
+    for replica in replicas:
+        shown, work = [value.op for _, value in replica.reported], replica.total
+        operations |= ancestors([*work.micro_ops, *work.once, *shown])
+    return operations
+
+
+def _draw_again(part: Part) -> None:
+    """Makes random numbers the same in all phases of a step."""
+    draws = filter(is_draw, ancestors(part.batch.works.total.micro_ops))
+    drawn = [operation.outputs[0] for operation in draws]
+    with part.batch.as_current():
+        make_repeatable(drawn, "Random numbers of a step with several updates")
+
+
+def _check_kept(times: Times, operation: tf.Operation) -> None:
+    """Raises ValueError if rows of a variable are needed after it has changed."""
+    if operation in times.of_batch:
+        raise ValueError(
+            "A variable that examples look up must not change before the last gradient "
+            f"that needs the rows. Received: {operation.name}. Look them up again after "
+            "the change, or make two steps of it."
+        )

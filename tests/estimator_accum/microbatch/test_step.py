@@ -1,0 +1,378 @@
+"""`microbatch_step`: training steps of TensorFlow 2 equal those on the batch at once."""
+
+import gc
+import importlib
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import microbatch_step
+from estimator_accum.microbatch import staging
+from estimator_accum.microbatch.runner import BatchRunner
+from tests.helpers.models import of_replicas
+from tests.helpers.processes import strategy_program
+
+_RANDOM = np.random.RandomState(0)
+_X = _RANDOM.randn(23, 6)
+_Y = _RANDOM.randn(23, 2)
+_CLASSES = _RANDOM.randint(0, 3, 23)
+_LIMIT = 1e-14
+
+
+def _weights(*shape):
+    return tf.Variable(np.random.RandomState(len(shape)).randn(*shape) / 2)
+
+
+def _network(inputs, outputs):
+    kernels = [_weights(inputs, 5), _weights(5, outputs)]
+    return kernels, lambda x: tf.tanh(x @ kernels[0]) @ kernels[1]
+
+
+def _crossentropy(labels, logits):
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    )
+
+
+def _descend(tape, loss, variables, rate=0.1):
+    for variable, gradient in zip(
+        variables, tape.gradient(loss, variables), strict=True
+    ):
+        variable.assign_sub(rate * gradient)
+
+
+def _contrast():
+    kernels, network = _network(6, 2)
+    temperature = tf.Variable(np.float64(0.5))
+    keras = importlib.import_module("keras")
+    optimizer = keras.optimizers.Adam(0.01)
+
+    def step(x, y):
+        variables = [*kernels, temperature]
+        with tf.GradientTape() as tape:
+            mine, other = (tf.math.l2_normalize(t, 1) for t in (network(x), y))
+            logits = mine @ tf.transpose(other) / temperature
+            loss = _crossentropy(tf.range(tf.shape(x)[0]), logits)
+        gradients = tape.gradient(loss, variables)
+        gradients, norm = tf.clip_by_global_norm(gradients, 0.5)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        temperature.assign(tf.clip_by_value(temperature, 0.01, 1.0))
+        return {"loss": loss, "norm": norm, "rows": mine, "none": None}
+
+    return step, [*kernels, temperature], (_X, _Y)
+
+
+def _critic_and_generator():
+    critic, judge = _network(6, 1)
+    generator, make = _network(2, 6)
+
+    def step(x, noise):
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                fake = make(noise)
+                between = x + 0.3 * (fake - x)
+                with tf.GradientTape() as inner:
+                    inner.watch(between)
+                    judged = judge(between)
+                slopes = tf.norm(inner.gradient(judged, between), axis=1)
+                loss = tf.reduce_mean(judge(fake)) - tf.reduce_mean(judge(x))
+                loss += 10 * tf.reduce_mean((slopes - 1) ** 2)
+            _descend(tape, loss, critic, 0.01)
+        with tf.GradientTape() as tape:
+            other = -tf.reduce_mean(judge(make(noise)))
+        _descend(tape, other, generator)
+        return loss, other, loss + other
+
+    return step, [*critic, *generator], (_X, _Y)
+
+
+def _both_losses_first():
+    critic, judge = _network(6, 1)
+    generator, make = _network(2, 6)
+
+    def step(x, noise):
+        with tf.GradientTape() as one, tf.GradientTape() as two:
+            fake = judge(make(noise))
+            loss = tf.reduce_mean(tf.nn.softplus(-fake))
+            other = tf.reduce_mean(tf.nn.softplus(fake) + tf.nn.softplus(-judge(x)))
+        gradients = one.gradient(loss, generator)
+        _descend(two, other, critic)
+        for variable, gradient in zip(generator, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss, other
+
+    return step, [*critic, *generator], (_X, _Y)
+
+
+def _normalized_targets():
+    kernels, network = _network(6, 1)
+    mean, deviation = tf.Variable(np.float64(0)), tf.Variable(np.float64(1))
+    counter = tf.Variable(0)
+
+    def step(x, y):
+        counter.assign_add(1)
+        mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(y))
+        deviation.assign(0.9 * deviation + 0.1 * tf.math.reduce_std(y))
+        with tf.GradientTape() as tape:
+            errors = network(x)[:, 0] - (y[:, 0] - mean) / deviation
+            loss = tf.reduce_mean(errors**2) / tf.cast(counter, tf.float64)
+        _descend(tape, loss, kernels)
+        return loss, counter.read_value()
+
+    return step, [*kernels, mean, deviation, counter], (_X, _Y)
+
+
+def _codebook():
+    encoder, encode = _network(6, 3)
+    decoder, decode = _network(3, 6)
+    codes, counts = _weights(4, 3), tf.Variable(np.ones(4))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            z = encode(x)
+            places = tf.argmin(tf.reduce_sum((z[:, None] - codes) ** 2, -1), 1)
+            nearest = tf.stop_gradient(tf.gather(codes, places))
+            loss = tf.reduce_mean((decode(z + tf.stop_gradient(nearest - z)) - x) ** 2)
+            loss += tf.reduce_mean((z - nearest) ** 2)
+        _descend(tape, loss, [*encoder, *decoder])
+        hot = tf.one_hot(places, 4, dtype=tf.float64)
+        counts.assign(0.9 * counts + 0.1 * tf.reduce_sum(hot, 0))
+        codes.assign(0.9 * codes + 0.1 * (tf.transpose(hot) @ z) / counts[:, None])
+        return loss
+
+    return step, [*encoder, *decoder, codes, counts], (_X,)
+
+
+def _two_views():
+    kernels, network = _network(6, 3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            views = tf.concat([1.1 * x, x - 0.1], 0)
+            z, n = tf.math.l2_normalize(network(views), 1), tf.shape(x)[0]
+            logits = 5 * z @ tf.transpose(z) - 1e9 * tf.eye(2 * n, dtype=tf.float64)
+            places = tf.concat([tf.range(n) + n, tf.range(n)], 0)
+            loss = _crossentropy(places, logits)
+        _descend(tape, loss, kernels)
+        return loss
+
+    return step, kernels, (_X,)
+
+
+def _embedding():
+    table, kernel = _weights(11, 4), _weights(4, 3)
+    keras = importlib.import_module("keras")
+    optimizer = keras.optimizers.Adam(0.01)
+    places = np.random.RandomState(3).randint(0, 11, (23, 4))
+
+    def step(batch, *, scale):
+        with tf.GradientTape() as tape:
+            hidden = tf.reduce_mean(tf.gather(table, batch["places"]), 1)
+            loss = scale * _crossentropy(batch["labels"], hidden @ kernel)
+        pairs = zip(tape.gradient(loss, [table, kernel]), [table, kernel], strict=True)
+        optimizer.apply_gradients(pairs)
+        return loss
+
+    batch = {"places": places, "labels": _CLASSES}
+    return (lambda data: step(data, scale=2.0)), [table, kernel], (batch,)
+
+
+def _conditional_update():
+    kernels, network = _network(6, 3)
+    scale, steps = tf.Variable(np.float64(8)), tf.Variable(0)
+
+    def step(x, labels):
+        with tf.GradientTape() as tape:
+            loss = _crossentropy(labels, network(x))
+            scaled = loss * scale
+        gradients = [g / scale for g in tape.gradient(scaled, kernels)]
+        if tf.reduce_all(tf.math.is_finite(gradients[0])):
+            for variable, gradient in zip(kernels, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            steps.assign_add(1)
+        if steps % 2 == 0:
+            scale.assign(scale * 2)
+        tf.debugging.assert_all_finite(loss, "not finite")
+        return loss, scaled
+
+    return step, [*kernels, scale, steps], (_X, _CLASSES)
+
+
+def _statistics():
+    """Batch normalization with the statistics of the whole batch."""
+    kernels, _ = _network(6, 3)
+    moving = tf.Variable(np.zeros(5))
+
+    def step(x, labels):
+        with tf.GradientTape() as tape:
+            hidden = x @ kernels[0]
+            mean, variance = tf.nn.moments(hidden, [0])
+            moving.assign(0.9 * moving + 0.1 * mean)
+            hidden = tf.tanh((hidden - mean) / tf.sqrt(variance + 1e-3))
+            loss = _crossentropy(labels, hidden @ kernels[1])
+        _descend(tape, loss, kernels)
+        return loss
+
+    return step, [*kernels, moving], (_X, _CLASSES)
+
+
+_STEPS = [
+    _contrast,
+    _critic_and_generator,
+    _both_losses_first,
+    _normalized_targets,
+    _codebook,
+    _two_views,
+    _embedding,
+    _conditional_update,
+    _statistics,
+]
+
+
+def _run(make, wrap, batches=3):
+    """Returns all results of steps, and the variables afterwards."""
+    step, variables, arguments = make()
+    step = wrap(step)
+    results = [step(*arguments) for _ in range(batches)]
+    results = [
+        tf.convert_to_tensor(t) for t in tf.nest.flatten(results) if t is not None
+    ]
+    return [np.asarray(t, float) for t in [*results, *variables]]
+
+
+@pytest.mark.parametrize("number", [4, "auto"])
+@pytest.mark.parametrize("make", _STEPS)
+def test_a_step_trains_as_on_the_batch_at_once(make, number):
+    whole = _run(make, tf.function)
+    ours = _run(make, lambda step: microbatch_step(step, number))
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+def test_one_micro_batch_is_the_step_itself():
+    for one, other in zip(
+        _run(_contrast, tf.function),
+        _run(_contrast, lambda step: microbatch_step(tf.function(step), 1)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_step_without_gradients_computes_results_of_the_batch():
+    _, network = _network(6, 3)
+    total = tf.Variable(np.float64(0))
+
+    def step(x):
+        total.assign_add(tf.reduce_sum(x))
+        return network(x), total.read_value()
+
+    rows, value = microbatch_step(step, 5)(_X)
+    np.testing.assert_allclose(rows, network(_X), rtol=_LIMIT)
+    assert value.numpy() == total.numpy() == pytest.approx(_X.sum(), rel=_LIMIT)
+
+
+def test_examples_draw_numbers_of_their_own_from_one_seed():
+    state, kernel = tf.Variable([1, 2]), _weights(6, 3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            noise = tf.random.stateless_uniform(tf.shape(x), state, dtype=tf.float64)
+            state.assign_add([0, 1])
+            loss = tf.reduce_mean((noise * x) @ kernel)
+        _descend(tape, loss, [kernel])
+        return noise
+
+    first = tf.random.stateless_uniform([6, 6], [1, 2], dtype=tf.float64)
+    noise = microbatch_step(step, 4)(_X).numpy()
+    np.testing.assert_array_equal(noise[:6], first)
+    assert len(np.unique(noise)) == noise.size
+    np.testing.assert_array_equal(state, [1, 3])
+
+
+def test_a_step_may_run_its_replicas():
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    assert of_replicas.difference(strategy) < _LIMIT
+
+
+@pytest.mark.slow
+def test_each_replica_has_micro_batches_of_its_own(tmp_path):
+    report = strategy_program.result("step", "mirrored", tmp_path)
+    assert report["difference"] < _LIMIT
+
+
+def test_a_batch_without_memory_is_retried(monkeypatch):
+    run, is_failing = BatchRunner._run_micro_batches, itertools.cycle([0, 1, 0, 0, 1])
+    failed = []
+
+    def run_and_fail(*args):
+        result = run(*args)
+        if next(is_failing) and len(failed) < 4:
+            failed.append(args)
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return result
+
+    whole = _run(_normalized_targets, tf.function, 4)
+    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+    ours = _run(_normalized_targets, microbatch_step, 4)
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
+    assert len(failed) == 4
+
+
+def test_slots_live_as_long_as_the_step():
+    step, _, arguments = _contrast()
+    ours = microbatch_step(step, 2)
+    ours(*arguments)
+    (trace,) = ours._traces.values()
+    names = [slot["shared_name"] for slot in staging.slots_of(trace._graph)]
+    del trace, ours, step
+    gc.collect()
+    microbatch_step(lambda x: x, 2)(_X)  # the next call frees them
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=None, shared_name=names[0])
+    assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
+
+
+def test_a_static_size_is_refused():
+    kernel = _weights(6, 3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ kernel) / float(x.shape[0] or 1)
+        _descend(tape, loss, [kernel])
+
+    with pytest.raises(ValueError, match=r"number of examples \(23.0\). Use `tf.shape"):
+        microbatch_step(step, 2)(_X)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: microbatch_step(3), TypeError, "`step` must be a function"),
+        (lambda: microbatch_step(print, 0), ValueError, "`micro_batches` must be an"),
+        (
+            lambda: microbatch_step(print, "all"),
+            TypeError,
+            "`micro_batches` must be an",
+        ),
+        (
+            lambda: microbatch_step(lambda x: x, 2)(None),
+            ValueError,
+            "must take a batch. Received: arguments without",
+        ),
+        (
+            lambda: tf.function(microbatch_step(lambda x: x, 2))(_X),
+            RuntimeError,
+            "must be called outside of tf.function",
+        ),
+        (
+            lambda: microbatch_step(lambda x, y: x, 2)(_X, _Y[:5]),
+            ValueError,
+            "same number of examples.* x has 23, y has 5",
+        ),
+    ],
+)
+def test_what_is_no_step_of_a_batch_is_refused(call, error, sentence):
+    with pytest.raises(error, match=sentence):
+        call()
