@@ -68,11 +68,17 @@ def is_reference(tensor: tf.Tensor) -> bool:
 
 def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
     """Returns the variable that `tensor` is a handle of; None for tables etc."""
+    operation = source_of_handle(tensor)
+    is_known = operation.type in VARIABLES or _is_captured(operation)
+    return operation if is_known else None
+
+
+def source_of_handle(tensor: tf.Tensor) -> tf.Operation:
+    """Returns the variable or table, of any kind, that `tensor` is a handle of."""
     operation = tensor.op
     while operation.type in PASSING:
         operation = operation.inputs[0].op
-    is_known = operation.type in VARIABLES or _is_captured(operation)
-    return operation if is_known else None
+    return operation
 
 
 def _is_captured(operation: tf.Operation) -> bool:

@@ -11,6 +11,7 @@ N = number of examples in the batch.
 import functools
 import inspect
 import logging
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -111,6 +112,7 @@ class Step:
         self._converted = _converted(self._step) if is_converted else self._step
         self._count = count
         self._traces, self._number = {}, first
+        self._lock = threading.Lock()  # a batch's slots hold one batch
         functools.update_wrapper(self, self._step, updated=())
 
     def __call__(self, *args, **kwargs):
@@ -132,10 +134,14 @@ class Step:
                 "several functions for each batch. Received: a call while another "
                 "function is traced. Leave out the tf.function around the call."
             )
-        batch = _bind(self._step, args, kwargs or {})
+        with self._lock:
+            return self._run(args, kwargs or {}, specs)
+
+    def _run(self, args: tuple, kwargs: dict, specs: tuple | None):
+        batch = _bind(self._step, args, kwargs)
         destroy_unused_slots()
         if batch.key not in self._traces:
-            numbers = self._trace_whole(specs or args, kwargs or {})
+            numbers = self._trace_whole(specs or args, kwargs)
             trace = _Trace(self._converted, batch, self._count, numbers)
             self._traces[batch.key] = trace
         number, self._number = self._number, self._number + 1
@@ -240,6 +246,12 @@ def _is_distributed(leaf) -> bool:
 def _parts_of(leaf) -> tuple:
     """Returns the value of each replica, arrays as tensors."""
     if _is_distributed(leaf):
+        if not tf.distribute.has_strategy():
+            raise ValueError(
+                "A step with the batches of several replicas must be called in the scope "
+                "of their strategy. Received: a call outside. Call it inside "
+                "`with strategy.scope()`."
+            )
         return tf.distribute.get_strategy().experimental_local_results(leaf)
     return (tf.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf,)
 
@@ -397,12 +409,19 @@ def _as_result(value):
     """Returns a result of a step as tf.function has it."""
     if value is None or isinstance(value, tf.Operation):
         return None
-    return value if is_composite(value) else tf.convert_to_tensor(value)
+    is_variable = isinstance(value, tf.Variable)  # of which a tensor has the value
+    if is_composite(value) and not is_variable:
+        return value
+    return tf.convert_to_tensor(value)
 
 
 def _converted(step: Callable) -> Callable:
     """Returns a step as AutoGraph converts it, if it can, as tf.function does."""
     try:
+        if inspect.ismethod(step):
+            return functools.partial(
+                tf.autograph.to_graph(step.__func__), step.__self__
+            )
         return tf.autograph.to_graph(step)
     except Exception as error:  # noqa: BLE001, such as source code that is not there
         _logger.debug("micro-batches: AutoGraph does not convert %r: %s", step, error)

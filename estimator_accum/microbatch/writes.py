@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import dtype_of_handle
 from estimator_accum.graph.names import CALLERS, MUTABLE_TABLES, WRITERS_OF_TABLES
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.graph.writers import writers_of
@@ -59,9 +60,12 @@ def snapshot(
             )
         restore.append(back)
     for variable in variables:
-        dtype, handle = tf.as_dtype(variable.get_attr("dtype")), variable.outputs[0]
+        handle = variable.outputs[0]
+        dtype = dtype_of_handle(handle) or tf.as_dtype(variable.get_attr("dtype"))
         with tf.control_dependencies(None), tf.device(variable.device):
-            shape = tf.TensorShape(variable.get_attr("shape"))
+            shape = tf.TensorShape(None)  # of a variable that a function captured
+            if variable.type != "Placeholder":
+                shape = tf.TensorShape(variable.get_attr("shape"))
             slot = Slot("snapshot", dtype, shape)
             if handle.dtype == tf.resource:
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)

@@ -18,11 +18,19 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.current_batch import current_batch, set_current_batch
-from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.functions import (
+    functions_of,
+    library_of_functions,
+    nodes_of,
+)
 from estimator_accum.graph.internals import set_control_inputs
-from estimator_accum.graph.names import SHOWING
+from estimator_accum.graph.names import SHOWING, WRITERS_OF_TABLES
 from estimator_accum.graph.walks import ancestors
-from estimator_accum.graph.writers import may_be_variable, variable_of, writers_of
+from estimator_accum.graph.writers import (
+    may_be_variable,
+    source_of_handle,
+    writers_of,
+)
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
@@ -123,9 +131,13 @@ class Times:
                 operation
                 for operation in operations
                 if not any(tensor.op in handles for tensor in operation.inputs)
-                if operation.type in SHOWING or changes_something(operation, library)
+                if _shows(operation, library) or changes_something(operation, library)
             ]
             self._writers = writers_of(self.changes, handles)
+        for operation in self.changes:
+            if WRITERS_OF_TABLES.search(operation.type):
+                for table in self._variables(operation):
+                    self._writers.setdefault(table, []).append(operation)
         self._forward = ancestors(t.op for t in tops)
         self.late, self._times = set(), {}
         changing = {*self.changes}
@@ -212,8 +224,9 @@ class Times:
         ]
 
     def _variables(self, operation: tf.Operation) -> set[tf.Operation]:
+        """Returns the variables and tables that an operation reads or writes."""
         handles = [t for t in operation.inputs if may_be_variable(t)]
-        return {variable_of(tensor) for tensor in handles} - {None} - self.handles
+        return {source_of_handle(tensor) for tensor in handles} - self.handles
 
     def _in_order(self, operations: list[tf.Operation]) -> Iterator[tf.Operation]:
         """Yields operations after those that come before them."""
@@ -228,6 +241,12 @@ class Times:
                     seen.add(operation)
                     waiting.append((operation, True))
                     waiting += [(op, False) for op in self._before(operation)]
+
+
+def _shows(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation, or one that it calls, shows or checks something."""
+    inner = nodes_of(functions_of(operation), library)
+    return operation.type in SHOWING or any(node.op in SHOWING for node in inner)
 
 
 def cut_waits(times: Times, passes: Iterable[tf.Operation]) -> None:

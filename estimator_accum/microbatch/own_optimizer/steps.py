@@ -133,8 +133,9 @@ def _divide(
     """Returns the part of each phase that runs once."""
     works = [[part.batch.works for part in parts] for parts in phases.all]
     total = [work.total for row in works for work in row]
-    inside = ancestors(op for work in total for op in (*work.micro_ops, *work.once))
-    cut_waits(times, inside)
+    passes = [op for work in total for op in (*work.micro_ops, *work.once)]
+    cut_waits(times, ancestors(passes))
+    inside = ancestors(passes)  # without the changes that they waited for
     once = [operation for operation in times.changes if operation not in inside]
     library, plans = library_of_functions(), []
     for i, parts in enumerate(phases.all):

@@ -291,6 +291,80 @@ def test_examples_draw_numbers_of_their_own_from_one_seed():
     np.testing.assert_array_equal(state, [1, 3])
 
 
+def test_a_write_that_the_forward_pass_waits_for_is_made_once():
+    kernel, counter = _weights(6, 3), tf.Variable(0)
+
+    def step(x):
+        counted = counter.assign_add(1, read_value=False)
+        with tf.GradientTape() as tape, tf.control_dependencies([counted]):
+            loss = tf.reduce_mean((tf.identity(x) @ kernel) ** 2)
+        _descend(tape, loss, [kernel])
+        return counter
+
+    step = microbatch_step(step, 4)
+    assert [int(step(_X)) for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_table_that_a_step_writes_is_read_afterwards():
+    kernel = _weights(6, 3)
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0)
+
+    def make():
+        kernel.assign(tf.ones_like(kernel))
+        table.insert(np.int64(1), np.float64(0))
+
+        def step(x):
+            key = tf.constant(1, tf.int64)
+            table.insert(key, table.lookup(key) + 1)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ kernel) ** 2) * table.lookup(key)
+            _descend(tape, loss, [kernel])
+            return loss
+
+        return step, [kernel], (_X,)
+
+    for one, other in zip(
+        _run(make, tf.function),
+        _run(make, lambda step: microbatch_step(step, 4)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
+
+
+def test_a_generator_draws_numbers_for_each_micro_batch():
+    generator, kernel = tf.random.Generator.from_seed(1), _weights(6, 3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            noise = generator.uniform(tf.shape(x), dtype=tf.float64)
+            loss = tf.reduce_mean((noise * x) @ kernel)
+        _descend(tape, loss, [kernel])
+        return noise
+
+    noise = microbatch_step(step, 4)(_X).numpy()
+    assert len(np.unique(noise)) == noise.size
+
+
+class _Trainer:
+    def __init__(self):
+        self.kernel, self.seen = _weights(6, 3), []
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ self.kernel) ** 2)
+        _descend(tape, loss, [self.kernel])
+        if loss > 0:
+            tf.py_function(lambda: self.seen.append(1), [], [])
+        return loss
+
+
+def test_a_step_may_be_a_method_that_shows_something_in_a_branch():
+    trainer = _Trainer()
+    step = microbatch_step(trainer.step, 4)
+    step(_X), step(_X)
+    assert trainer.seen == [1, 1]
+
+
 def test_a_step_may_run_its_replicas():
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     assert of_replicas.difference(strategy) < _LIMIT

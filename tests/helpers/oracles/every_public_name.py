@@ -14,6 +14,7 @@ from estimator_accum import (
     make_accumulation_hooks,
     micro_batch_seed,
     microbatch_model_fn,
+    microbatch_step,
     mixed_precision_config,
     per_example,
     recompute,
@@ -59,6 +60,7 @@ def model_fn(features: Any, labels: Any, mode: str) -> Any:
 
 
 wrapped = microbatch_model_fn(model_fn, "auto")
+step = microbatch_step(lambda batch: batch, 4)
 config = mixed_precision_config("bfloat16", is_forced=True)
 optimizer = accumulate(tf.keras.optimizers.Adam(), 4)
 model = microbatch(tf.keras.Sequential(), 4)
