@@ -48,13 +48,19 @@ def nodes_of(names: Iterable[str], library: dict) -> Iterator:
         library: Definitions by name, as `library_of_functions` returns them.
     """
 
+    for name in called_by(names, library):
+        yield from library[name].node_def
+
+
+def called_by(names: Iterable[str], library: dict) -> list[str]:
+    """Returns names of functions, and of those that they call; see `nodes_of`."""
+
     def called(name: str) -> list[str]:
         nodes = library[name].node_def if name in library else ()
         # A function of TensorFlow 1 is called by its name.
         return [other for node in nodes for other in (*functions_of(node), node.op)]
 
-    for name in walk(names, called):
-        yield from library[name].node_def if name in library else ()
+    return [name for name in walk(names, called) if name in library]
 
 
 def all_nodes(operations: Iterable[tf.Operation]) -> list:
@@ -70,13 +76,17 @@ def numbers_behind(tensors: Iterable[tf.Tensor]) -> set[float]:
     They are the same for a batch of a static and of an unknown size, unless Python has
     read the size as a number.
     """
-    operations = data_ancestors(tensor.op for tensor in tensors)
+    numbers = numbers_of(data_ancestors(tensor.op for tensor in tensors))
+    # tf.zeros_like and tf.ones_like make these of a static size alone.
+    return {n for n in numbers if n not in (0, 1) and not np.isnan(n)}
+
+
+def numbers_of(operations: Iterable[tf.Operation]) -> set[float]:
+    """Returns the floating-point constants among operations and all that they call."""
     nodes = [node for node in all_nodes(operations) if node.op == "Const"]
     floats = [n for n in nodes if tf.as_dtype(n.attr["dtype"].type).is_floating]
     arrays = [tf.make_ndarray(node.attr["value"].tensor) for node in floats]
-    numbers = {float(x) for values in arrays for x in np.unique(values.astype(float))}
-    # tf.zeros_like and tf.ones_like make these of a static size alone.
-    return {n for n in numbers if n not in (0, 1) and not np.isnan(n)}
+    return {float(x) for values in arrays for x in np.unique(values.astype(float))}
 
 
 def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:

@@ -1,6 +1,6 @@
 """Walks through a graph, from operations to those that they need or feed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -100,6 +100,31 @@ def walk(starts: Iterable, steps: Callable[[Any], Iterable]) -> dict:
                 origins[other] = place
                 waiting.append(other)
     return origins
+
+
+def in_order(starts: Iterable, before: Callable[[Any], Iterable]) -> Iterator:
+    """Yields `starts` in their order, each behind all that comes before it.
+
+    Args:
+        starts: Operations, or other keys.
+        before: Function of a key that returns the keys that come before it.
+    """
+    seen = set()
+    for start in starts:
+        waiting = [(start, False)]
+        while waiting:
+            place, is_ready = waiting.pop()
+            if is_ready:
+                yield place
+            elif place not in seen:
+                seen.add(place)
+                waiting.append((place, True))
+                waiting += [(other, False) for other in before(place)]
+
+
+def needed_by(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns the operations that an operation computes from, or waits for."""
+    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
 
 
 def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:

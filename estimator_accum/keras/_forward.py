@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
@@ -12,6 +11,7 @@ from estimator_accum.graph.functions import (
     functions_of,
     library_of_functions,
     nodes_of,
+    numbers_of,
     operations_with_own_gradients,
 )
 from estimator_accum.graph.internals import captures_of, is_composite
@@ -160,17 +160,14 @@ def trace_forward(keras_model, model, call: Callable, inputs, should_compile: bo
     )
 
 
-def constants_of(graph: tf.Graph) -> set[complex]:
+def constants_of(graph: tf.Graph) -> set[float]:
     """Returns the numbers among a graph's constants, those of shapes aside.
 
     They are the same for a batch of a static and of an unknown size, unless Python has
     read the size as a number.
     """
     with graph.as_default():
-        nodes = [n for n in all_nodes(graph.get_operations()) if n.op == "Const"]
-    floats = [n for n in nodes if tf.as_dtype(n.attr["dtype"].type).is_floating]
-    arrays = [tf.make_ndarray(node.attr["value"].tensor) for node in floats]
-    return {complex(x) for values in arrays for x in np.unique(values.astype(float))}
+        return numbers_of(graph.get_operations())
 
 
 def _beside(output: tf.Tensor, is_eager: bool) -> Iterator[tuple[str, tf.Tensor]]:

@@ -15,7 +15,7 @@ from estimator_accum.core.accumulators import (
     variables_of,
 )
 from estimator_accum.core.clock import Clock
-from estimator_accum.core.current_batch import set_current_batch
+from estimator_accum.core.current_batch import current_batch, set_current_batch
 from estimator_accum.core.slice_list import SliceList, clear
 from estimator_accum.graph.outermost import in_graph
 from estimator_accum.graph.variables import read
@@ -91,11 +91,12 @@ class WholeBatch(Clock):
     @contextlib.contextmanager
     def as_current(self):
         """Makes this batch the window of the train ops that are made inside."""
+        before = current_batch()
         set_current_batch(self)
         try:
             yield
         finally:
-            set_current_batch(None)
+            set_current_batch(before)
 
     def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
         """Returns the feeds of one micro-batch, by the names of tensors.

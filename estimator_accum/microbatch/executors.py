@@ -13,14 +13,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, library_of_functions
+from estimator_accum.graph.functions import (
+    called_by,
+    functions_of,
+    library_of_functions,
+)
 from estimator_accum.graph.internals import (
     COLOCATION,
     captures_of,
     compute_in_call,
     computed_captures_of,
 )
-from estimator_accum.graph.walks import walk
+from estimator_accum.graph.walks import in_order, needed_by, walk
 from estimator_accum.precision import config_of_functions
 
 
@@ -91,7 +95,12 @@ class Functions:
         computed = {t.name: (f, t) for f, t in computed_captures_of(graph)}
         captures = {name.split(":")[0] for name in (*outside, *computed)}
         operations = _needed(items, {*fed}, captures)
-        operations = _in_order(sorted(operations, key=self._place_of))
+        # Nothing between an operation and one that it needs, made later, comes before it,
+        # such as a read of a variable that it writes.
+        places = sorted(operations, key=self._place_of)
+        operations = list(
+            in_order(places, lambda op: [o for o in needed_by(op) if o in operations])
+        )
         definition = _define(operations, graph)
         copied = {operation.name for operation in operations}
         tensors = [item for item in items if isinstance(item, tf.Tensor)]
@@ -147,27 +156,6 @@ def _needed(items: Iterable[Any], fed: set[str], outside: set[str]) -> set:
     return walk([op for op in starts if op.name not in outside], producers).keys()
 
 
-def _in_order(operations: list[tf.Operation]) -> list[tf.Operation]:
-    """Returns operations behind those that they need, else in their order.
-
-    An operation may need one that was made later. Nothing between the two must come
-    before it, such as a read of a variable that it writes.
-    """
-    wanted, ordered = set(operations), {}
-    for operation in operations:
-        waiting = [(operation, False)]
-        while waiting:
-            other, is_ready = waiting.pop()
-            if is_ready:
-                ordered[other] = None
-            elif other in wanted:
-                wanted.remove(other)
-                waiting.append((other, True))
-                needed = (*(t.op for t in other.inputs), *other.control_inputs)
-                waiting += [(op, False) for op in needed]
-    return list(ordered)
-
-
 def _define(operations: list[tf.Operation], graph: tf.Graph) -> tf.compat.v1.GraphDef:
     """Returns the definition of operations, in their order, with all that they call."""
     definition, copied = tf.compat.v1.GraphDef(), {op.name for op in operations}
@@ -183,11 +171,6 @@ def _define(operations: list[tf.Operation], graph: tf.Graph) -> tf.compat.v1.Gra
         node.input.extend(f"^{name}" for name in sorted(waits) if name in copied)
         called += [*functions_of(operation), operation.type]
     library = library_of_functions(graph)
-
-    def inner(name: str) -> list[str]:
-        nodes = library[name].node_def if name in library else ()
-        return [other for node in nodes for other in (*functions_of(node), node.op)]
-
-    names = [name for name in walk(called, inner) if name in library]
-    definition.library.function.extend(library[name] for name in sorted(names))
+    names = sorted(called_by(called, library))
+    definition.library.function.extend(library[name] for name in names)
     return definition

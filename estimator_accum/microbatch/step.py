@@ -96,22 +96,14 @@ class Step:
     Args:
         step: The step.
         count: The number of micro-batches.
-        is_converted: Whether AutoGraph converts it, as tf.function does.
-        first: Number of the first batch.
     """
 
-    def __init__(
-        self,
-        step: Callable,
-        count: MicroBatchCount,
-        is_converted: bool = True,
-        first: int = 1,
-    ):
+    def __init__(self, step: Callable, count: MicroBatchCount):
         self._step = getattr(step, "python_function", step)  # of a tf.function
-        self._whole = tf.function(self._step, autograph=is_converted)
-        self._converted = _converted(self._step) if is_converted else self._step
+        self._whole = tf.function(self._step)
+        self._converted = _converted(self._step)
         self._count = count
-        self._traces, self._number = {}, first
+        self._traces, self._number = {}, 1  # of the next batch
         self._lock = threading.Lock()  # a batch's slots hold one batch
         functools.update_wrapper(self, self._step, updated=())
 
@@ -119,15 +111,6 @@ class Step:
         """Runs a batch; see `microbatch_step`."""
         if self._count.is_fixed and self._count.value == 1:
             return self._whole(*args, **kwargs)
-        return self.run(args, kwargs)
-
-    def run(self, args: tuple, kwargs: dict | None = None, specs: tuple | None = None):
-        """Runs a batch.
-
-        Args:
-            args, kwargs: Arguments of the step.
-            specs: Types of `args`, with the sizes that the step sees; None are their own.
-        """
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "A step in micro-batches must be called outside of tf.function: it runs "
@@ -135,13 +118,13 @@ class Step:
                 "function is traced. Leave out the tf.function around the call."
             )
         with self._lock:
-            return self._run(args, kwargs or {}, specs)
+            return self._run(args, kwargs)
 
-    def _run(self, args: tuple, kwargs: dict, specs: tuple | None):
+    def _run(self, args: tuple, kwargs: dict):
         batch = _bind(self._step, args, kwargs)
         destroy_unused_slots()
         if batch.key not in self._traces:
-            numbers = self._trace_whole(specs or args, kwargs)
+            numbers = self._trace_whole(args, kwargs)
             trace = _Trace(self._converted, batch, self._count, numbers)
             self._traces[batch.key] = trace
         number, self._number = self._number, self._number + 1
@@ -172,14 +155,12 @@ class _Batch(NamedTuple):
     Attributes:
         values: For each replica, tensors of its batch by the names of arguments, such as
             `x` or `x['ids']`.
-        bound: The arguments.
-        flat: Their leaves, with the name of each tensor of the batch in its place.
+        bound: The arguments, with the name of each tensor of the batch in its place.
         key: The signature, for any number of examples.
     """
 
     values: list[dict[str, Any]]
     bound: inspect.BoundArguments
-    flat: list
     key: tuple
 
     def call(self, step: Callable, values: list[dict]):
@@ -191,10 +172,8 @@ class _Batch(NamedTuple):
             parts = [part[leaf] for part in values]
             return distributed(parts) if leaf.is_distributed else parts[0]
 
-        structure = [*self.bound.arguments.values()]
-        arguments = tf.nest.pack_sequence_as(structure, list(map(value_of, self.flat)))
-        named = dict(zip(self.bound.arguments, arguments, strict=True))
-        bound = inspect.BoundArguments(self.bound.signature, named)
+        arguments = tf.nest.map_structure(value_of, dict(self.bound.arguments))
+        bound = inspect.BoundArguments(self.bound.signature, arguments)
         return step(*bound.args, **bound.kwargs)
 
 
@@ -235,7 +214,10 @@ def _bind(step: Callable, args: tuple, kwargs: dict) -> _Batch:
             "A step in micro-batches must take a batch. Received: arguments without a "
             "tensor. Pass the tensors of the batch, not an iterator or a data set."
         )
-    return _Batch(values, bound, flat, tuple(key))
+    structure = [*bound.arguments.values()]  # of which the batch is not kept
+    arguments = tf.nest.pack_sequence_as(structure, flat)
+    bound.arguments = dict(zip(bound.arguments, arguments, strict=True))
+    return _Batch(values, bound, tuple(key))
 
 
 def _is_distributed(leaf) -> bool:
@@ -289,8 +271,6 @@ class _Trace:
     def __init__(
         self, step: Callable, batch: _Batch, count: MicroBatchCount, numbers: set
     ):
-        # An object without a hash is known by its place in memory, which it keeps.
-        self._first = batch._replace(values=[])
         self._count, self._was = count, None
         self._graph = None
         specs = [
@@ -298,13 +278,14 @@ class _Trace:
             for values in batch.values
         ]
         flat = tf.nest.flatten(specs, expand_composites=True)
+        # An object without a hash is known by its place in memory, which it keeps.
+        batch = self._batch = batch._replace(values=[])
         numbers_of_cut = set()
 
         def trace(*flat: tf.Tensor) -> None:
             self._graph = graph = tf.compat.v1.get_default_graph()
-            graph.name = (
-                "step"  # by its former name, Keras 2 would put losses elsewhere
-            )
+            # By its former name, Keras 2 would keep losses elsewhere.
+            graph.name = "step"
             run_all_in_branches(graph)
             self._inputs = names_of(flat)
             values = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)

@@ -7,7 +7,7 @@ micro-batch is weighted by its divisor.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -94,6 +94,16 @@ def warn_of_own_divisors(
     )
 
 
+def _each(waiting: list[tf.Tensor]) -> Iterator[tf.Tensor]:
+    """Yields the tensors of a list that grows, the last one first, and each once."""
+    seen = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() not in seen:
+            seen.add(tensor.ref())
+            yield tensor
+
+
 class _Search:
     """Search for the divisors of a loss; for the arguments see `warn_of_own_divisors`."""
 
@@ -106,14 +116,9 @@ class _Search:
 
         Terms without examples, such as penalties, have no place.
         """
-        ends = {}
-        waiting, seen = [self._loss], set()
-        while waiting:
-            tensor = waiting.pop()
+        ends, waiting = {}, [self._loss]
+        for tensor in _each(waiting):
             operation, inputs = tensor.op, list(tensor.op.inputs)
-            if tensor.ref() in seen:
-                continue
-            seen.add(tensor.ref())
             unknown = [t for t in inputs if tf.get_static_value(t) is None]
             if operation.type in {*SUMS, "Pack"}:
                 waiting += inputs
@@ -140,13 +145,9 @@ class _Search:
 
     def _divisor_in(self, term: tf.Tensor) -> Divisor | None:
         """Returns a number of the batch by which all of a term is divided."""
-        waiting, seen = [term], set()
-        while waiting:
-            tensor = waiting.pop()
+        waiting = [term]
+        for tensor in _each(waiting):
             operation, inputs = tensor.op, list(tensor.op.inputs)
-            if tensor.ref() in seen:
-                continue
-            seen.add(tensor.ref())
             if operation.type in {*_QUOTIENTS, "Reciprocal", "Inv"}:
                 if is_one_number(inputs[-1]) and (count := self._count(inputs[-1])):
                     return count
@@ -166,13 +167,9 @@ class _Search:
 
         A norm or a deviation is none, and of one that is trained nothing is known.
         """
-        waiting, seen, count = [divisor], set(), None
-        while waiting:
-            tensor = waiting.pop()
+        waiting, count = [divisor], None
+        for tensor in _each(waiting):
             operation, inputs = tensor.op, list(tensor.op.inputs)
-            if tensor.ref() in seen:
-                continue
-            seen.add(tensor.ref())
             if operation.type in _OF_COUNTS:
                 waiting += inputs[operation.type in CHOOSING :]
             elif operation.type in SHAPES:

@@ -11,13 +11,11 @@ steps have one phase.
 A value that was read before a change and is needed in a later phase is handed on.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.core.current_batch import current_batch, set_current_batch
 from estimator_accum.graph.functions import (
     functions_of,
     library_of_functions,
@@ -25,7 +23,7 @@ from estimator_accum.graph.functions import (
 )
 from estimator_accum.graph.internals import set_control_inputs
 from estimator_accum.graph.names import SHOWING, WRITERS_OF_TABLES
-from estimator_accum.graph.walks import ancestors
+from estimator_accum.graph.walks import ancestors, in_order, needed_by
 from estimator_accum.graph.writers import (
     may_be_variable,
     source_of_handle,
@@ -84,7 +82,7 @@ class Phases:
             again = [batch.again() for batch in self._batches]
             self.all.append([Part(batch, Interception(batch)) for batch in again])
         part = self.all[number][replica]
-        with _current(part.batch):
+        with part.batch.as_current():
             gradients = part.interception.gradients(request)
         for read in part.interception.reads:
             self._reads.setdefault(read, number)
@@ -141,7 +139,7 @@ class Times:
         self._forward = ancestors(t.op for t in tops)
         self.late, self._times = set(), {}
         changing = {*self.changes}
-        for operation in self._in_order(operations):
+        for operation in in_order(operations, self._before):
             self._times[operation] = self._time(operation, operation in changing)
 
     def of_tensors(self, tensors: Iterable[tf.Tensor]) -> int:
@@ -211,8 +209,7 @@ class Times:
         """Returns the operations that come before another one in the step."""
         if operation in self._reads:
             return []
-        data = [tensor.op for tensor in operation.inputs]
-        return [*data, *operation.control_inputs, *self._earlier_writers(operation)]
+        return [*needed_by(operation), *self._earlier_writers(operation)]
 
     def _earlier_writers(self, operation: tf.Operation) -> list[tf.Operation]:
         place = self._places[operation]
@@ -227,20 +224,6 @@ class Times:
         """Returns the variables and tables that an operation reads or writes."""
         handles = [t for t in operation.inputs if may_be_variable(t)]
         return {source_of_handle(tensor) for tensor in handles} - self.handles
-
-    def _in_order(self, operations: list[tf.Operation]) -> Iterator[tf.Operation]:
-        """Yields operations after those that come before them."""
-        seen = set()
-        for root in operations:
-            waiting = [(root, False)]
-            while waiting:
-                operation, is_ready = waiting.pop()
-                if is_ready:
-                    yield operation
-                elif operation not in seen:
-                    seen.add(operation)
-                    waiting.append((operation, True))
-                    waiting += [(op, False) for op in self._before(operation)]
 
 
 def _shows(operation: tf.Operation, library: dict) -> bool:
@@ -257,13 +240,3 @@ def cut_waits(times: Times, passes: Iterable[tf.Operation]) -> None:
         stays = [other for other in waits if other not in changing]
         if len(stays) < len(waits):
             set_control_inputs(operation, stays)
-
-
-@contextlib.contextmanager
-def _current(batch: WholeBatch) -> Iterator[None]:
-    before = current_batch()
-    set_current_batch(batch)
-    try:
-        yield
-    finally:
-        set_current_batch(before)
