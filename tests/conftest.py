@@ -12,16 +12,15 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.helpers.processes import programs, running
+from tests.helpers.processes import cpu_seconds, programs, running
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-_BUDGET_CPU_SECS = 20  # per test on an idle machine; longer tests are reported
-_CPU_SECS = "cpu_secs"
 _LONG = 24  # rows of a table
 _WHOLE = {"rows", "keras", "compat"}  # folders whose tables run on both Pythons
 
 
 def pytest_addoption(parser):
+    cpu_seconds.add_option(parser)
     text = "number of random losses in test_composed_losses.py"
     parser.addoption("--composed-losses", type=int, default=15, help=text)
     text = "number of attacks in test_attacked_rules.py"
@@ -36,6 +35,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Imports TensorFlow where tests run, not in the process that hands them out."""
+    config.pluginmanager.register(cpu_seconds)
     if config.getoption("numprocesses", None):
         return
     gc.disable()  # until all modules are imported
@@ -51,42 +51,6 @@ def pytest_collection_finish():
     """Leaves imported modules out of each collection of garbage."""
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    return (yield from _noting_cpu_secs(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    return (yield from _noting_cpu_secs(item))
-
-
-def _noting_cpu_secs(item):
-    """Notes the CPU seconds of this process and of the programs it has waited for."""
-    before = sum(os.times()[:4])
-    try:
-        return (yield)
-    finally:
-        spent = sum(os.times()[:4]) - before
-        item.user_properties.append((_CPU_SECS, spent))
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Reports CPU seconds, but fails no test: a busy machine needs more of them."""
-    spent = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) == "call":
-                for name, secs in report.user_properties:
-                    spent[report.nodeid] += secs if name == _CPU_SECS else 0
-    terminalreporter.section("CPU seconds")
-    terminalreporter.line(f"{sum(spent.values()):.0f} in {len(spent)} tests")
-    for test, secs in spent.most_common():
-        if secs > _BUDGET_CPU_SECS:
-            said = f"{secs:.0f} in {test}: more than the budget of {_BUDGET_CPU_SECS}"
-            terminalreporter.line(said)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
