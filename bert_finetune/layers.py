@@ -107,7 +107,7 @@ class FixedShape:
 
 
 def first_weights(name: str, deviation: float) -> Callable:
-    """Returns a variable's initializer: a normal distribution, cut at 2 deviations.
+    """Returns a variable's initializer: a normal distribution, truncated at 2 deviations.
 
     The values depend only on the graph's seed and the variable's name: a run starts
     from the same weights whatever else is in the graph, and under any strategy.

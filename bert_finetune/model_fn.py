@@ -111,7 +111,7 @@ def _per_example_loss(labels: tf.Tensor, logits: tf.Tensor, task: Task) -> tf.Te
 
 
 def _trimmed(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Cuts a micro-batch, padded with its larger batch, to its own longest example."""
+    """Trims a micro-batch, padded with its larger batch, to its own longest example."""
     longest = tf.reduce_max(tf.reduce_sum(features["input_mask"], axis=1))
     names = ("input_ids", "input_mask", "segment_ids")
     return features | {name: features[name][:, :longest] for name in names}

@@ -35,7 +35,7 @@ from estimator_accum.programs.command_line import (
 # micro-step costs besides its tokens: it passes once over the accumulators.
 _RECOMPUTED_TIME = 1.22
 _TOKENS_OF_A_MICRO_STEP = 40
-# TensorFlow's best-fit allocator needed up to 1.25 times the bytes alive at once.
+# TensorFlow's best-fit allocator needed up to 1.25 times the bytes alive together.
 USABLE_SHARE = 0.8
 _BYTES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY_BYTES = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -41,15 +41,15 @@ def saving_text(
 
     whole = Batches(batches.effective_batch_size, 1, batches.num_replicas)
     ours = memory(batches.largest_share, True).peak
-    at_once = memory(whole.largest_share, False).peak
+    unsplit = memory(whole.largest_share, False).peak
     time = relative_time(batches, tokens, is_recomputed)
     cost = time / relative_time(whole, tokens, is_recomputed) - 1
-    change = "saved" if ours <= at_once else "cost"
+    change = "saved" if ours <= unsplit else "cost"
     text = (
         f"By estimator-accum plan, K = {steps} {change} "
-        f"{megabytes(abs(at_once - ours))} of memory ({megabytes(ours)}, at once "
-        f"{megabytes(at_once)}) and cost {cost:.0%} of time."
+        f"{megabytes(abs(unsplit - ours))} of memory ({megabytes(ours)}, unsplit "
+        f"{megabytes(unsplit)}) and cost {cost:.0%} of time."
     )
-    if device_memory is not None and at_once <= USABLE_SHARE * device_memory:
+    if device_memory is not None and unsplit <= USABLE_SHARE * device_memory:
         text += f"\nK = 1 fits in the {megabytes(device_memory)} of this device, and is faster."
     return text

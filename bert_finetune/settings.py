@@ -233,7 +233,7 @@ class Settings(RunSettings):
 
     @property
     def is_cut_for_speed(self) -> bool:
-        """True if only the examples of an update are given, not how they are cut."""
+        """True if only the examples of an update are given, not how they are split."""
         cuts = self.micro_batch_size, self.gradient_accumulation_steps
         return (
             self.effective_batch_size is not None
@@ -279,7 +279,7 @@ class Settings(RunSettings):
             self._check_tokens()
 
     def _check_tokens(self) -> None:
-        """Raises ValueError if micro-batches cannot be cut by tokens."""
+        """Raises ValueError if micro-batches cannot be split by tokens."""
         if self.strategy == "parameter_server":
             raise ValueError(
                 "`--tokens_per_micro_batch` must be left out with parameter servers, "

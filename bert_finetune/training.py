@@ -111,7 +111,7 @@ class _SettingsHook(tf.compat.v1.train.SessionRunHook):
 def make_estimator(run: Run, strategy: tf.distribute.Strategy | None = None):
     """Returns the Estimator of a run.
 
-    With a strategy, checkpoints lie between two updates. (Not if updates are cut by
+    With a strategy, checkpoints lie between two updates. (Not if updates are split by
     tokens, since their numbers of micro-steps differ. Inside an update, only the same
     number of replicas can resume.)
 

@@ -26,7 +26,7 @@ from estimator_accum.programs.batches import Batches
 
 # Time of a padding token and of a micro-step, in tokens: only attention computes on
 # padding, and a micro-step passes over the accumulators. The sum tells CoLA's times of an
-# update, cut by 320 to 2,048 tokens, to 5 %.
+# update, split by 320 to 2,048 tokens, to 5 %.
 _PADDING_TOKEN = 0.125
 _MICRO_STEP = 80
 _SAMPLED_UPDATES = 50
@@ -44,7 +44,7 @@ class Windows:
         seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
         lengths: Length of each example [tokens], by which windows are sorted; None
             leaves them unsorted.
-        tokens: Most tokens of one replica's micro-batch, padding included; None cuts by
+        tokens: Most tokens of one replica's micro-batch, padding included; None splits by
             examples.
     """
 
@@ -125,8 +125,8 @@ class Windows:
     def shares(self, update: int) -> list[list[np.ndarray]]:
         """Returns a window's examples by micro-step and replica, K lists of R arrays.
 
-        The window is cut into K consecutive parts, and the replicas take turns in each:
-        shares of a full window differ by at most one example, unless they are cut by
+        The window is split into K consecutive parts, and the replicas take turns in each:
+        shares of a full window differ by at most one example, unless they are split by
         tokens. A window with fewer examples ends early; some shares of its last
         micro-step may be empty, but not all.
         """
@@ -198,7 +198,7 @@ def make_windows(
 
     Args:
         num_examples: Number of examples of an epoch, >= 1.
-        num_train_epochs: Number of epochs; a fraction cuts the last epoch short.
+        num_train_epochs: Number of epochs; a fraction shortens the last epoch.
         batches: Size of a window and division of its examples.
         seed: Random seed of the epochs' orders, 0 <= seed < 2**64.
         lengths: Length of each example [tokens], by which windows are sorted; None
@@ -254,7 +254,7 @@ def bounds_by_tokens(
 
 
 def with_fastest_tokens(windows: Windows, max_seq_length: int) -> Windows:
-    """Returns the windows, cut by the number of tokens that is expected to be fastest.
+    """Returns the windows, split by the number of tokens that is expected to be fastest.
 
         time = tokens + padding / 8 + 80 x micro-steps
 
@@ -262,7 +262,7 @@ def with_fastest_tokens(windows: Windows, max_seq_length: int) -> Windows:
     `max_seq_length` tokens; the smallest of equals needs the least memory.
 
     Args:
-        windows: Windows of one replica with lengths, cut by examples.
+        windows: Windows of one replica with lengths, split by examples.
         max_seq_length: Most tokens of an example.
     """
     updates = range(min(_SAMPLED_UPDATES, windows.num_updates))
@@ -275,7 +275,7 @@ def with_fastest_tokens(windows: Windows, max_seq_length: int) -> Windows:
             for part in np.split(lengths, bounds_by_tokens(lengths, tokens))
         ]
         padded = sum(len(part) * int(part[-1]) for part in parts)
-        # The tokens themselves are the same in every cut.
+        # The tokens themselves are the same in every split.
         return _PADDING_TOKEN * padded + _MICRO_STEP * len(parts)
 
     tokens = min((max_seq_length << power for power in range(6)), key=time)

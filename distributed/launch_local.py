@@ -4,7 +4,7 @@
 
 Each task is a `distributed.main` with the same flags; see there. When a task dies, or
 there is no progress, all of them restart from the last checkpoint. Ctrl-C stops them
-after their next update, with a checkpoint; a second Ctrl-C stops them at once. If the
+after their next update, with a checkpoint; a second Ctrl-C stops them immediately. If the
 launcher ends for any other reason, the tasks end too. Exit codes: 0; 1 if tasks died
 again and again without a new checkpoint; 2 for invalid flags or data; after a signal,
 75 for SIGUSR1, otherwise 128 + the signal's number: 130 for Ctrl-C.

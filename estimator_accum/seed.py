@@ -17,7 +17,7 @@ from estimator_accum.graph.variables import find_global_step
 # Attributes of a graph.
 _NUMBERS, _START = "_estimator_accum_micro_batch_number", "_estimator_accum_start"
 _NUMBER = "_estimator_accum_batch_number"
-_MOST_EXAMPLES = 2**24  # of a batch that is cut, so that no two numbers are equal
+_MOST_EXAMPLES = 2**24  # of a batch that is split, so that no two numbers are equal
 _MOST_NAMES = 2**32
 
 
@@ -65,7 +65,7 @@ def _named(name: str, is_seeded: bool, batch) -> tf.Tensor:
         name: The name.
         is_seeded: Whether each start draws the same numbers.
         batch: The batch, whose micro-batches draw different numbers; None if they draw
-            the same ones, or no batch is cut.
+            the same ones, or no batch is split.
     """
     if is_seeded:
         seed, _ = tf.compat.v1.get_seed(0)
@@ -85,7 +85,7 @@ def _micro_batch_number(batch) -> tf.Tensor:
     """Returns a scalar int64 that no two micro-batches share while global_step moves.
 
     Args:
-        batch: The batch that is cut; None if there is none.
+        batch: The batch that is split; None if there is none.
     """
     graph = tf.compat.v1.get_default_graph()
     replica = tf.distribute.get_replica_context()

@@ -1,4 +1,4 @@
-"""Trains by a loop of its own on batches of 256, at once or in micro-batches of 32."""
+"""Trains by a loop of its own on batches of 256, whole or in micro-batches of 32."""
 
 import numpy as np
 import tensorflow as tf
@@ -39,5 +39,5 @@ def train(micro_batches):
 
 whole, loss = train(micro_batches=1)
 ours, our_loss = train(micro_batches=8)
-print(f"loss {loss:.3f} at once, {our_loss:.3f} in 8 micro-batches")
+print(f"loss {loss:.3f} unsplit, {our_loss:.3f} in 8 micro-batches")
 print(f"largest difference of a weight: {np.abs(ours - whole).max():.1e}")

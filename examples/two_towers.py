@@ -1,6 +1,6 @@
 """Two towers that find a query's document among those of the whole batch.
 
-Trains with batches of 256 at once, and in micro-batches of 16 with and without the
+Trains with unsplit batches of 256, and in micro-batches of 16 with and without the
 other micro-batches' documents as negatives.
 """
 
@@ -86,12 +86,12 @@ def train(micro_batches, whole):
 
 
 for name, micro_batches, whole in (
-    ("256 at once", 1, True),
+    ("256 unsplit", 1, True),
     ("16 x 16, negatives of the batch", 16, True),
     ("16 x 16, negatives of 16", 16, False),
 ):
     accuracy, weights = train(micro_batches, whole)
     if micro_batches == 1:
-        at_once = weights
-    difference = np.abs(weights - at_once).max()
+        unsplit = weights
+    difference = np.abs(weights - unsplit).max()
     print(f"{name:<32} found {accuracy:.1%}, difference of a weight {difference:.1e}")

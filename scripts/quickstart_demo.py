@@ -1,13 +1,13 @@
-"""Trains with a batch that does not fit in memory: at once, then in micro-batches.
+"""Trains with a batch that does not fit in memory: unsplit, then in micro-batches.
 
     ./scripts/quickstart
 
 runs this script in its own environment. It makes up sentences and fine-tunes a small BERT
 on them by `estimator-accum train`, in batches of 1,024:
 
-    at once, with too little memory for TensorFlow's tensors: out of memory
+    unsplit, with too little memory for TensorFlow's tensors: out of memory
     in 4 micro-batches of 256, with the same memory
-    at once, with enough memory, to compare
+    unsplit, with enough memory, to compare
 
 and draws losses and memory. The second run starts while the first one waits for memory.
 The folder is made anew each time.
@@ -56,9 +56,9 @@ class Run(NamedTuple):
 
 
 RUNS = {  # by folder; the first one runs out of memory
-    "out_of_memory": Run("1,024 at once", 1, _LIMIT),
+    "out_of_memory": Run("1,024 unsplit", 1, _LIMIT),
     "with_accumulation": Run("256 x 4", 4, _LIMIT),
-    "without_accumulation": Run("1,024 at once", 1, None),
+    "without_accumulation": Run("1,024 unsplit", 1, None),
 }
 
 
@@ -125,7 +125,7 @@ def _train_all(output_dir: pathlib.Path) -> dict[str, "Result"]:
 
 
 def _expect_out_of_memory(folder: str, process: subprocess.Popen) -> None:
-    """Shows that TensorFlow runs out of memory for the batch at once."""
+    """Shows that TensorFlow runs out of memory for the unsplit batch."""
     try:
         _ended(folder, process)
     except subprocess.CalledProcessError as error:
@@ -247,7 +247,7 @@ def _draw(output_dir: pathlib.Path, results: dict[str, Result]) -> None:
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    labels = ["4 micro-batches of 256", "1,024 at once"]
+    labels = ["4 micro-batches of 256", "1,024 unsplit"]
     for number, (label, result) in enumerate(
         zip(labels, results.values(), strict=True)
     ):

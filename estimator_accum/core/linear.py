@@ -133,6 +133,6 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
                 "gradients, which are those of a micro-batch. Received: "
                 f"{user.name} of type {user.type}. If the loss is a mean over examples, "
                 "as with a penalty for each, call compute_gradients in place of "
-                "tf.gradients. If not, cut whole batches by microbatch_model_fn, and "
+                "tf.gradients. If not, split whole batches by microbatch_model_fn, and "
                 "leave the optimizer as it is, without AccumulatingOptimizer."
             )

@@ -11,7 +11,7 @@ from estimator_accum.graph.writers import micro_step_writers
 
 REMEDY = (
     "Pass `clip_norm` if it clips, or leave the optimizer as it is, without "
-    "AccumulatingOptimizer, and cut whole batches by microbatch_model_fn."
+    "AccumulatingOptimizer, and split whole batches by microbatch_model_fn."
 )
 
 

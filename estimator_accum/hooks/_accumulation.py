@@ -102,7 +102,7 @@ def make_accumulation_hooks(
             a checkpoint. True: after the micro-step, in mid-window. "update", and with
             several replicas always: after the window, the same one on all of them.
             `train` then raises SystemExit with code 143, 130 or 75, after every hook
-            has ended; a second signal ends the process at once. If training does not
+            has ended; a second signal ends the process immediately. If training does not
             run in the main thread, see `watch_signals`.
 
     Returns:

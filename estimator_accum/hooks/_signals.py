@@ -3,9 +3,9 @@
     SIGTERM, SIGINT, SIGUSR1    exit codes 143, 130, 75
 
 Slurm, Kubernetes and spot machines send a signal some time before they kill. A thread
-receives it at once, even while the session computes: Python's own handlers would wait
+receives it immediately, even while the session computes: Python's own handlers would wait
 until the session returns. The first signal is noted, and the next one ends the process
-at once. Between two trainings, and after one that failed, signals act as before.
+immediately. Between two trainings, and after one that failed, signals act as before.
 """
 
 import contextlib
@@ -185,7 +185,7 @@ class SignalStop:
                 _watch.start()
         elif not _watch.is_started:
             _logger.warning(
-                "signals end this run at once, without a checkpoint: it does not train "
+                "signals end this run immediately, without a checkpoint: it does not train "
                 "in the main thread. Call estimator_accum.watch_signals() there before."
             )
 

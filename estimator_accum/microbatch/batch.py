@@ -29,7 +29,7 @@ class WholeBatch(Clock):
     Args:
         data: "features" and "labels" from input_fn, in any structure.
         reduction: "mean" or "sum", how the loss reduces its examples.
-        is_auto: Whether a batch that runs out of memory is cut finer and retried.
+        is_auto: Whether a batch that runs out of memory is split finer and retried.
         is_trained: Whether train ops run, which they do not in an evaluation.
 
     Attributes:

@@ -115,7 +115,7 @@ class MicroBatchCount:
         if self.is_fixed:
             return None
         if self._plan == Plan(1):
-            return "batches fit in memory at once"
+            return "batches fit in memory unsplit"
         why = f", since {self._too_large} ran out of memory" if self._too_large else ""
         return f"micro-batches per batch: {self._plan}{why}"
 

@@ -41,7 +41,7 @@ _TRACED = (
     "micro-batches to trace the model."
 )
 _FETCHED = (
-    "micro-batches: hooks or summaries fetch all rows of a batch at once, which takes the "
+    "micro-batches: hooks or summaries fetch all rows of the whole batch, which takes the "
     "memory that splitting saves: for %s, %s of shape %s. Leave them out, or summarize "
     "means of the rows."
 )

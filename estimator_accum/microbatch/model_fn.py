@@ -95,7 +95,7 @@ def microbatch_model_fn(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range. Where batches are cut: if a model_fn
+        ValueError: If an argument is out of range. Where batches are split: if a model_fn
             uses a micro-batch in a way that several cannot replace, or declares a sum
             over examples as a mean; if a run fetches another batch's values; if the
             parts of a batch have different numbers of examples, or a part may belong to
@@ -112,7 +112,7 @@ def microbatch_model_fn(
         build = _with_arguments(model_fn, arguments)
         modes = tf.estimator.ModeKeys
         cut = (modes.TRAIN, modes.EVAL, modes.PREDICT) if is_auto else (modes.TRAIN,)
-        # Inside another model_fn that is wrapped, the batch is cut already.
+        # Inside another model_fn that is wrapped, the batch is split already.
         if mode not in cut or current_batch() is not None:
             return build(features, labels)
         whole = {"features": features, "labels": labels}
@@ -154,7 +154,7 @@ def _check_arguments(model_fn, micro_batches, grow_after) -> None:
             "`model_fn` must be a function of features, labels, mode. "
             f"Received: {model_fn!r}. Pass the one that your Estimator has."
         )
-    remedy = "Use 1 to cut no batch."
+    remedy = "Use 1 to split no batch."
     check_count("micro_batches", micro_batches, remedy, " or 'auto'")
     if grow_after is not None:
         remedy = "Use None to never try fewer."

@@ -50,7 +50,7 @@ class Needs(NamedTuple):
 
 
 def check_sources(batch: WholeBatch, fetched: Iterable[tf.Tensor] = ()) -> None:
-    """Raises ValueError if a micro-batch is computed from values that are not cut.
+    """Raises ValueError if a micro-batch is computed from values that are not split.
 
     Args:
         batch: The batch.
@@ -189,7 +189,7 @@ class Outside:
         for item in new:
             if item.op in of_batch:
                 raise ValueError(
-                    "A tensor of a batch that is cut must not be fed, for its micro-"
+                    "A tensor of a batch that is split must not be fed, for its micro-"
                     f"batches have one each. Received: {item.name}. Feed a tensor of "
                     "input_fn, or train without micro-batches."
                 )
@@ -209,7 +209,7 @@ class Outside:
         for tensor in self._slices():
             if tensor.op in needed:
                 raise ValueError(
-                    "A variable must be initialized without the batch, which is cut "
+                    "A variable must be initialized without the batch, which is split "
                     f"later. Received: {path_to(needed, tensor.op)}. Initialize it from "
                     "other values, or train without micro-batches."
                 )

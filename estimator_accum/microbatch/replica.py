@@ -24,9 +24,9 @@ class ReplicaBatch(NamedTuple):
         reported: (tensor, result) pairs: tensors of the micro-batch with whose values
             for the batch the train op is fed, and the results of these after the last
             pass. If one micro-batch is the batch, its own are fetched with it.
-        refusals: Operations that fail if a batch cannot be cut, and the sentences.
+        refusals: Operations that fail if a batch cannot be split, and the sentences.
         constants: Names of features that may belong to no example, and must not then be
-            as many as the examples of a batch that is cut.
+            as many as the examples of a batch that is split.
         spot_check: Check before the first update; None if there is nothing to check.
     """
 

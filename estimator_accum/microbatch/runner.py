@@ -2,7 +2,7 @@
 
     stage     take the next batch of input_fn (at the end of the data, its error passes)
     run       each pass, which is all micro-batches one after the other;
-              out of memory: roll back their writes, cut finer, retry
+              out of memory: roll back their writes, split finer, retry
 
 A run that fails may have executed in part, so a run that may be retried contains only
 operations that can be rolled back. After another error the next batch rolls them back.
@@ -30,7 +30,7 @@ _LATE = (
 
 
 class _Cut(NamedTuple):
-    """One replica's batch, cut into micro-batches.
+    """One replica's batch, split into micro-batches.
 
     Attributes:
         rows: Number of examples in the batch.
@@ -110,7 +110,7 @@ class BatchRunner:
 
         Raises:
             ValueError: If the batch has no examples, one example does not fit in
-                memory, or the batch cannot be cut.
+                memory, or the batch cannot be split.
             tf.errors.OutOfRangeError: At the end of the data.
         """
         taken = list(taken)
@@ -175,7 +175,7 @@ class BatchRunner:
         return shapes, values
 
     def _check_rows(self, shapes: list, rows: list[int]) -> None:
-        """Raises ValueError if a batch is cut that may have features of no example."""
+        """Raises ValueError if a batch is split that may have features of no example."""
         if self._count.value == 1:
             return
         for replica, parts, n in zip(self._replicas, shapes, rows, strict=True):
@@ -183,7 +183,7 @@ class BatchRunner:
                 check_rows(replica.batch.names, parts, replica.constants)
 
     def _check_refusals(self, error: Exception) -> None:
-        """Raises ValueError if an operation failed that says that nothing can be cut."""
+        """Raises ValueError if an operation failed that says that nothing can be split."""
         for replica in self._replicas:
             for operation, sentence in replica.refusals.items():
                 if has_failed(operation, error):
@@ -266,7 +266,7 @@ class BatchRunner:
         return feeds
 
     def _spot_check(self, session, cuts: list[_Cut], place: str) -> None:
-        """Has some batches looked at, if they are cut: the numbers of each replica."""
+        """Has some batches looked at, if they are split: the numbers of each replica."""
         if self._count.value == 1:
             return
         for i, (replica, cut) in enumerate(zip(self._replicas, cuts, strict=True)):
@@ -355,7 +355,7 @@ class BatchRunner:
             session: The session.
             works: The work of the pass, one for each replica.
             wanted: Fetches of each replica.
-            cuts: The cut batch of each replica.
+            cuts: The split batch of each replica.
             done: Feeds that tell which passes have run.
 
         Returns:

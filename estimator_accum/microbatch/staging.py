@@ -179,7 +179,7 @@ def rows_of(names: list[str], shapes: list) -> int:
     if len(set(rows.values())) > 1:
         received = ", ".join(f"{name} has {n}" for name, n in rows.items())
         raise ValueError(
-            "All features and labels must have the same number of examples, to be cut "
+            "All features and labels must have the same number of examples, to be split "
             f"into micro-batches. Received: {received}. Repeat a value of the "
             "whole batch for each of its examples, or make it a scalar."
         )

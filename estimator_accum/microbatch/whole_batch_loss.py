@@ -46,18 +46,18 @@ def whole_batch_loss(
     *,
     across_replicas: bool = False,
 ) -> tf.Tensor:
-    """Returns a loss over all examples of the batch that `microbatch_model_fn` cuts.
+    """Returns a loss over all examples of the batch that `microbatch_model_fn` splits.
 
         loss = whole_batch_loss((queries, documents), in_batch_negatives)
 
-    Up to rounding, the update equals the update of the batch at once. Every micro-batch
+    Up to rounding, the update equals the update of the unsplit batch. Every micro-batch
     runs forward, then `loss_fn` and its gradient are computed from the outputs of all,
     then every micro-batch runs forward and backward. This takes the memory of one
     micro-batch, of all outputs, their gradients, and the tensors of `loss_fn`. If one
     micro-batch is the whole batch, it runs once. Several calls in a model_fn share their
     passes.
 
-    Where `microbatch_model_fn` cuts no batch, as in evaluation with a fixed number, and
+    Where `microbatch_model_fn` splits no batch, as in evaluation with a fixed number, and
     without it, this is `loss_fn(outputs)`; so if a window is several micro-steps, it is
     the loss of the micro-batch.
 

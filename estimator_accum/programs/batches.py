@@ -20,7 +20,7 @@ class Batches:
         gradient_accumulation_steps: K [micro-steps per update].
         num_replicas: Replicas that train in sync.
         is_auto: Whether a replica takes its whole share of the update in one
-            micro-step, cut into as many micro-batches as memory requires.
+            micro-step, split into as many micro-batches as memory requires.
     """
 
     effective_batch_size: int
@@ -96,7 +96,7 @@ def share_out(
     Args:
         effective_batch_size: Examples of one update, over all replicas; None if not
             given.
-        micro_batch_size: Most examples that a replica takes at once; `AUTO`: as many as
+        micro_batch_size: Most examples of one pass of a replica; `AUTO`: as many as
             memory allows; None if not given.
         gradient_accumulation_steps: K [micro-steps per update]; None if not given.
         num_replicas: Replicas that train in sync.

@@ -121,7 +121,7 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
             "--micro_batch_size=auto finds the size of those that train."
         )
     if isinstance(error, ValueError) and is_out_of_memory(error.__cause__):
-        return " ".join(str(error).split())  # "auto" has no finer cut
+        return " ".join(str(error).split())  # "auto" has no finer split
     damage = tf.errors.DataLossError, tf.errors.OutOfRangeError  # a short file
     if isinstance(error, damage) and "RestoreV2" in str(error):
         return (

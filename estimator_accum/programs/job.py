@@ -290,7 +290,7 @@ def make_estimator(
         save_steps: Runs of the train op between checkpoints. With a strategy they must
             lie between two updates, where the replicas' gradient sums are empty: then a
             different number of replicas resumes as exactly as the same.
-        is_auto: Whether batches are cut into as many micro-batches as memory requires.
+        is_auto: Whether batches are split into as many micro-batches as memory requires.
         strategy: Strategy to train with; None is one device.
     """
     return tf.estimator.Estimator(

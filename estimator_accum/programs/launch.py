@@ -6,7 +6,7 @@ r"""Starts a command as all tasks of a cluster on this machine.
 Each task gets its own `TF_CONFIG`. When a task dies, all of them start again, and a
 command that resumes from its last checkpoint loses little. Tasks that hang without dying
 are ended by the watchdog of this project's programs, after --watchdog_secs.
-Ctrl-C stops them with SIGTERM, and a second Ctrl-C at once. If the launcher ends for
+Ctrl-C stops them with SIGTERM, and a second Ctrl-C with SIGKILL. If the launcher ends for
 any other reason, the tasks end too. Exit codes: 0; 1 when tasks died again and again
 without a new checkpoint; 2 for flags or data that do not fit; after a signal, 75 for
 SIGUSR1, else 128 + the signal's number: 130 for Ctrl-C. Needs no TensorFlow.

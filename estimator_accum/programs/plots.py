@@ -159,7 +159,7 @@ def _best_text(evaluations: Columns, metric: str) -> str:
 
 
 def _label_fall(axes: Axes, steps: np.ndarray, rates: np.ndarray) -> None:
-    """Says why the rate falls at once where its warm-up ends.
+    """Says why the rate falls abruptly where its warm-up ends.
 
     As in google-research/bert, the decay has gone on during the warm-up.
     """

@@ -86,7 +86,7 @@ SHARED_FLAGS = {
     },
     "micro_batch_size": {
         "what": "Examples of one forward and backward pass of one replica; auto: each "
-        "replica takes its share of --effective_batch_size at once, and in twice as many "
+        "replica takes its share of --effective_batch_size unsplit, and in twice as many "
         "micro-batches after each out-of-memory error.",
         "parser": MICRO_BATCH,
         "group": SIZES,

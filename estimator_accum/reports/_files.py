@@ -36,7 +36,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Replaces a file at once, and makes its folder."""
+    """Replaces a file atomically, and makes its folder."""
     partial = f"{path.rpartition('.')[0]}.partial"
     if not _is_address(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

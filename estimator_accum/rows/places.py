@@ -32,7 +32,7 @@ _TAKING_PARTS = {"GatherV2", "Slice", "Split", "SplitV", "StridedSlice", "Unpack
 def has_one_slice_a_row(
     gradient: tf.IndexedSlices, parts: Iterable[tf.Tensor] = ()
 ) -> bool | None:
-    """Returns whether a batch at once has one slice for each row that it looks up.
+    """Returns whether an unsplit batch has one slice for each row that it looks up.
 
     Args:
         gradient: The gradient of a micro-batch.

@@ -3,12 +3,12 @@
     estimator-accum check script.py --its --flags
 
 Runs the script up to the first `Estimator.train`, and then, instead of training, a few
-updates on its first batches: at once, and in 2 and 8 micro-batches, without dropout.
+updates on its first batches: unsplit, and in 2 and 8 micro-batches, without dropout.
 Prints the difference of each variable and a verdict. Exit codes: 0 if all variables are
 equal up to rounding, 1 if one differs or the script trains no Estimator, 2 if the script
 is refused. In a script with a session loop, --gradient_accumulation_steps=K compares K
-`session.run` calls with the examples of all K at once. --precision also prints how much
-this precision changes the updates at once.
+`session.run` calls with the joined examples of all K. --precision also prints how much
+this precision changes the unsplit updates.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Compares an Estimator's updates at once with those in micro-batches.
+"""Compares an Estimator's updates on unsplit batches with those in micro-batches.
 
-    difference = |cut - whole| / |whole - start|    for each variable, Euclidean norms
+    difference = |split - whole| / |whole - start|    for each variable, Euclidean norms
 
 The same first batches, first values and updates; dropout is off. Rounding alone moves
 the weights of an optimizer that divides by the gradient's size, so it is measured: by
-the batch at once with its examples in reverse order.
+the unsplit batch with its examples in reverse order.
 """
 
 import collections
@@ -101,7 +101,7 @@ def check_instead_of_training(
 
     Args:
         updates: Number of updates to compare, >= 1.
-        precision: Precision whose effect on the updates at once is printed as well.
+        precision: Precision whose effect on unsplit updates is printed as well.
         is_forced: As for `mixed_precision_config`.
 
     Returns:
@@ -386,7 +386,7 @@ def _print_verdict(words: list[str], drawn: list[str], unordered: list[str]) -> 
     if number == 0 and verdicts[_NOT_FINITE]:
         print(
             f"verdict: undecided, for {verdicts[_NOT_FINITE]} of {len(words)} variables "
-            "are NaN or infinite in the batch at once too. Choose other first batches."
+            "are NaN or infinite in the unsplit batch too. Choose other first batches."
         )
         return 1
     if number == 0:
@@ -394,7 +394,7 @@ def _print_verdict(words: list[str], drawn: list[str], unordered: list[str]) -> 
         return 0
     print(
         f"verdict: different, {number} of {len(words)} variables. An update with "
-        "micro-batches is not that of the batch at once: look for batch normalization, "
+        "micro-batches is not that of the unsplit batch: look for batch normalization, "
         "a loss that compares examples, or a loss that is not the mean over examples."
     )
     return 1
@@ -407,7 +407,7 @@ def _compared(
 
     Args:
         start: Its value before the updates.
-        whole: Its value after those with the batch at once.
+        whole: Its value after those with the unsplit batch.
         values: Its values after others, by their columns.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Compares K calls of session.run with the examples of all of them at once.
+"""Compares K calls of session.run with one call on their joined examples.
 
     calls      N * K of the script's own, with accumulation
-    at once    from the same values, N * K calls, of which K get the examples of all K:
+    unsplit    from the same values, N * K calls, of which K get the examples of all K:
                the mean of K equal gradients is that of the K-fold batch
 
 Joined examples are fed, also in place of those of an input pipeline.

@@ -1,6 +1,6 @@
 """Makes every optimizer of the process accumulate K `session.run` calls.
 
-For training loops without an Estimator, which have no input_fn to cut: the script feeds
+For training loops without an Estimator, which have no input_fn to split: the script feeds
 or reads micro-batches by itself, and K of them make one update.
 
     tf.gradients, compute_gradients     their results are accumulated

@@ -44,7 +44,7 @@ _CUTS = {"8 x 4": (8, 4), "32 x 1": (32, 1)}  # examples and micro-steps
 _BY_LENGTH = ["--train_sampling_strategy=group_by_length"]
 _DEFAULT = f"--effective_batch_size={_BATCH}"
 _BY_TOKENS = "--tokens_per_micro_batch=1024"
-# Contender -> (cut of its bound, flags)
+# Contender -> (split of its bound, flags)
 _TRAINER = {
     "Trainer, 8 x 4": ("8 x 4", []),
     "Trainer, 8 x 4, group_by_length": ("8 x 4", _BY_LENGTH),

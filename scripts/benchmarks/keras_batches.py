@@ -1,10 +1,10 @@
-"""The program of one contender: `fit` of a Keras model on batches, at once or cut.
+"""The program of one contender: `fit` of a Keras model on batches, split or unsplit.
 
     python -m scripts.benchmarks.keras_batches '{"model": "convnet",
         "batch_size": 256, "loss": "one pass", "micro_batches": 8, "updates": 4}'
 
 `model` is "convnet" or "transformer"; `loss` is "one pass" or "two passes", the passes of
-a cut batch; with `micro_batches` 1 the batch is whole. The program prints one JSON line
+a split batch; with `micro_batches` 1 the batch is whole. The program prints one JSON line
 with the Keras's version and the peak of the model's memory, and one for every line that it
 reads: processor seconds and seconds per update. With `"is_counted": true` a slower
 allocator counts the bytes of all tensors; otherwise that peak is null.
@@ -68,7 +68,7 @@ def _clocks(model, batches) -> dict:
 
 
 def _contrast(y, outputs):
-    """Tells each example from all others, so a cut batch needs two passes."""
+    """Tells each example from all others, so a split batch needs two passes."""
     del y
     pairs = tf.matmul(outputs, outputs, transpose_b=True)
     labels = tf.range(tf.shape(outputs)[0])

@@ -36,7 +36,7 @@ _STEPS_OF_GROWTH = (2, 4, 8, 16, 32, 64)
 _MIB = 2**20
 _DENSE_LAYERS, _DENSE_WIDTH, _DENSE_BATCH = 12, 2048, 4096  # mostly weights
 _HOUSING_BATCH, _HOUSING_STEPS = 59, 3
-_AT_ONCE, _CUT = "at once", 8
+_UNSPLIT, _PARTS = "unsplit", 8
 _KERAS_BATCHES = {"convnet": 512, "transformer": 64}  # model: examples
 
 
@@ -120,13 +120,13 @@ def keras_batches(_, flags) -> Rows:
         spec["batch_size"] = _KERAS_BATCHES[model]
         specs = {
             way: spec | {"micro_batches": number}
-            for way, number in {_AT_ONCE: 1, f"cut in {_CUT}": _CUT}.items()
+            for way, number in {_UNSPLIT: 1, f"split in {_PARTS}": _PARTS}.items()
         }
         programs = {way: ("keras_batches", values) for way, values in specs.items()}
         with started(programs) as contenders:
             runs = {way: contender.run for way, contender in contenders.items()}
             answers = take_turns(runs, flags.rounds)
-            version = contenders[_AT_ONCE].facts["version"]
+            version = contenders[_UNSPLIT].facts["version"]
         compared = {
             unit: {way: [a[name] for a in ways] for way, ways in answers.items()}
             for name, unit in (("processor_secs", "CPU s"), ("secs", "s"))
@@ -134,7 +134,7 @@ def keras_batches(_, flags) -> Rows:
         compared["MB"] = {way: [_counted_mb(values)] for way, values in specs.items()}
         for unit, values in compared.items():
             setting = f"Keras {version}, {model}, {loss}"
-            yield make_rows("Keras batches", setting, unit, values, _AT_ONCE)
+            yield make_rows("Keras batches", setting, unit, values, _UNSPLIT)
 
 
 def _counted_mb(spec: dict) -> float:
@@ -144,22 +144,22 @@ def _counted_mb(spec: dict) -> float:
 
 
 def unedited(size: str, flags) -> Rows:
-    """Compares an update of a model_fn with its own optimizer, cut in 4 and uncut."""
+    """Compares an update of a model_fn with its own optimizer, split in 4 and unsplit."""
     batch_size = 4 * flags.micro_batch_size
     for loss in "mean", "in-batch":  # the second compares all examples
         spec = _spec(size, flags) | {"batch_size": batch_size, "loss": loss}
         programs = {
             way: ("unedited_updates", spec | {"micro_batches": number})
-            for way, number in {"uncut": None, "cut in 4": 4}.items()
+            for way, number in {"unsplit": None, "split in 4": 4}.items()
         }
         with started(programs) as contenders:
             values = milliseconds(contenders, flags.rounds)
         setting = f"BERT-{size}, {batch_size} x {flags.tokens}, {loss} loss"
-        yield make_rows("unedited", setting, "ms an update", values, "uncut")
+        yield make_rows("unedited", setting, "ms an update", values, "unsplit")
 
 
 def spot_check(size: str, flags) -> Rows:
-    """Compares the first updates of a cut model_fn with and without the spot check.
+    """Compares the first updates of a split model_fn with and without the spot check.
 
     So does it their peak of memory, and that of one micro-batch with a plain Estimator's.
     """
@@ -192,7 +192,9 @@ def spot_check(size: str, flags) -> Rows:
             (secs, f"CPU s, {updates} updates", unchecked, checked),
         ):
             pair = {way: values[way] for way in (first, second)}
-            yield make_rows("spot check", f"{setting}, cut in {cut}", unit, pair, first)
+            yield make_rows(
+                "spot check", f"{setting}, split in {cut}", unit, pair, first
+            )
 
 
 def _facts_of(spec: dict) -> dict:
@@ -201,7 +203,7 @@ def _facts_of(spec: dict) -> dict:
 
 
 def memory(size: str, flags) -> Rows:
-    """Compares the peak resident memory of ways to cut a batch.
+    """Compares the peak resident memory of ways to split a batch.
 
     The reference is the peak of one micro-batch without accumulation plus 1.1 times the
     parameters' bytes.
@@ -241,7 +243,7 @@ def _memory_of(size: str, effective_batch_size: int, flags) -> list[Row]:
 
 
 def housing(_, flags) -> Rows:
-    """Compares updates of 59 x 3 with the same batch at once."""
+    """Compares updates of 59 x 3 with the same batch unsplit."""
     effective = _HOUSING_BATCH * _HOUSING_STEPS
     names = {
         "without_accumulation": f"{effective} x 1",

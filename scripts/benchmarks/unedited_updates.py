@@ -7,8 +7,8 @@
         "batch_size": 4096, "widths": [2048, 2048], "is_checked": false, "updates": 2}'
 
 The model_fn fine-tunes google-research/bert's encoder with dropout, and knows nothing of
-this project. Its batches are cut into `micro_batches` as
-`estimator-accum run` cuts them; with null it is used as it is. With `widths` it trains
+this project. Its batches are split into `micro_batches` as
+`estimator-accum run` splits them; with null it is used as it is. With `widths` it trains
 dense layers by gradient descent, with `"is_checked": false` there is no spot check. The
 program prints one JSON line when it has done `updates` updates (default: 2), with their
 processor seconds and the peak of memory, and one for every line that it reads: seconds

@@ -1,4 +1,4 @@
-"""Compares Keras's batches at once with `estimator_accum.keras.microbatch`.
+"""Compares Keras's unsplit batches with `estimator_accum.keras.microbatch`.
 
     python scripts/experiments/keras_microbatch.py --keras=tf_keras
 

@@ -313,7 +313,7 @@ def _makers_of(keras, name: str) -> dict:
 
 
 def _train_keras(keras, maker, dtype: str, feature: str, parts: int) -> list:
-    """Returns the variables' values after training with batches cut in `parts`."""
+    """Returns the variables' values after training with batches split in `parts`."""
     keras.backend.set_floatx(dtype)
     try:
         variables, gradients_of = _regression(keras, dtype, feature == "sparse")

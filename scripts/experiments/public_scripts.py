@@ -1,4 +1,4 @@
-"""Compares the weights of public scripts, cut into micro-batches or uncut.
+"""Compares the weights of public scripts, split into micro-batches or unsplit.
 
 Fetches ten training scripts of nine public repositories from PyPI, in pinned versions
 with pinned hashes, into --work_dir, and lets each train 20 updates, as TensorFlow 1
@@ -7,14 +7,14 @@ batches whose examples are in reverse order, which shows what rounding does. The
 stay as they are. Each is started by a driver in scripts/experiments/public, with a
 small model and made-up data, without dropout. Prints a Markdown table; a difference is
 
-    max |cut - whole| / max |whole|
+    max |split - whole| / max |whole|
 
 of one weight, and the largest is shown. Weights whose gradient is zero but for rounding
 are left out. Exit code 1 if a script fails, or a difference is above 2e-5.
 
 With --errors=N memory runs out N times in all, in four of them: at the begin or end of
 some micro-batch, after which the batch is retried in twice as many. Then the weights
-must be those of a run without errors cut alike, to the bit.
+must be those of a run without errors split alike, to the bit.
 
     python scripts/experiments/public_scripts.py --work_dir=public
     python scripts/experiments/public_scripts.py --work_dir=public --errors=200

@@ -28,7 +28,7 @@ def test_one_micro_batch_saves_nothing():
 def test_saved_memory_and_time_are_those_of_the_plan():
     # (K - 1) * 40 tokens on top of 256 * 64
     words = (
-        r"K = 4 saved (\S+) MB of memory \((\S+) MB, at once (\S+) MB\) and cost 1% "
+        r"K = 4 saved (\S+) MB of memory \((\S+) MB, unsplit (\S+) MB\) and cost 1% "
     )
     saved, ours, at_once = map(float, re.search(words, _text(4)).groups())
     assert saved == pytest.approx(at_once - ours, abs=0.11) and ours < 0.5 * at_once

@@ -778,7 +778,7 @@ def test_a_variable_that_micro_steps_write_changes_no_gradient(name, fresh_graph
         after_each(WRITTEN[name](_Threshold()), [], [])
     remedy = "`after_update_ops`, to write it once per update"
     if name in ("momentum", "loss", "change_itself"):
-        remedy = "cut whole batches by microbatch_model_fn"
+        remedy = "split whole batches by microbatch_model_fn"
     elif name == "global_step":
         remedy = "Read get_or_create_update_step() in its place."
     assert remedy in str(error.value)

@@ -128,7 +128,7 @@ def test_batches_of_keras_are_compared_in_processor_seconds_and_memory(monkeypat
     monkeypatch.setattr(parts, "started", started)
     flags = benchmark._parser().parse_args(["--rounds=1"])
     processor, clock, memory = itertools.islice(parts.keras_batches(None, flags), 3)
-    assert [row.way for row in processor] == ["at once", "cut in 8"]
+    assert [row.way for row in processor] == ["unsplit", "split in 8"]
     assert processor[1].ratio == clock[1].ratio == 2 / 1.125
     assert memory[1].ratio == 1 / 8
 
@@ -149,7 +149,7 @@ _WAYS = {
     "overhead": {"this project", "original patch", parts._BOUND},
     "fit": {"plain", "accumulate"},
     "growth": {"K=2", "K=4"},
-    "unedited": {"uncut", "cut in 4"},
+    "unedited": {"unsplit", "split in 4"},
     "cola": {"this project, 8 x 4, float32", "bound, 8 x 4, float32"},
     "memory": {"2 x 1", "8 x 1", "2 x 4", "2 x 4, skip_window"},
     "traffic": {"K=1", "K=8", "1,000 rows", "1,000,000 rows"},

@@ -33,7 +33,7 @@ def test_part_that_fails_ends_the_demo_with_its_code(tmp_path, monkeypatch):
 def test_a_batch_that_fits_under_the_limit_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quickstart_demo, "command", lambda *_: ["true"])
     assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 2
-    assert "1,024 at once must not fit in 60 MB. Received: " in capsys.readouterr().err
+    assert "1,024 unsplit must not fit in 60 MB. Received: " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_demo_trains_under_a_limit_that_the_batch_exceeds(tmp_path, monkeypatch,
     out, err = capfd.readouterr()
     assert "must fit in memory. Received: OOM when allocating tensor" in err
     _, failed, ours, theirs, _, saved, rounding, _, plot = out.splitlines()[1:]
-    assert re.split("  +", failed) == ["1,024 at once", "60 MB", "out of memory"]
+    assert re.split("  +", failed) == ["1,024 unsplit", "60 MB", "out of memory"]
     ours, theirs = (re.split("  +", row)[1:] for row in (ours, theirs))
     assert [ours[0], theirs[0]] == ["60 MB", "none"]
     megabytes = [float(row[1].removesuffix(" MB")) for row in (ours, theirs)]

@@ -1,4 +1,4 @@
-"""Share of a model's activations that is computed on the whole batch at once."""
+"""Share of a model's activations that is computed on the whole batch."""
 
 import logging
 
@@ -16,7 +16,7 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def report_activations(view: View, losses: list[tf.Tensor]) -> None:
-    """Warns if much of the model is computed on the whole batch at once.
+    """Warns if much of the model is computed on the whole batch.
 
     Args:
         view: The graph.

@@ -1,10 +1,10 @@
 """Random numbers of each example, drawn from seeds that all micro-batches share.
 
-    the batch at once    numbers of N examples from one seed
+    the unsplit batch    numbers of N examples from one seed
     a micro-batch        numbers of its own examples, from that seed and its place
 
 As layers of Keras 3 draw, whose seeds are variables that a step moves. The first
-micro-batch draws as the batch at once does.
+micro-batch draws as the unsplit batch does.
 """
 
 from collections.abc import Iterable

@@ -198,7 +198,7 @@ def _check_places(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, st
             fits = tf.equal(tf.cast(places, tf.int64) // distance, numbers)
             guard = tf.raw_ops.Assert(condition=tf.reduce_all(fits), data=["row"])
             sentence = (
-                "A row must be looked up in its own example, for its batch to be cut. "
+                "A row must be looked up in its own example, for its batch to be split. "
                 f"Received: {places.name}, which are places of others."
             )
             batch.works.add(Work(micro_ops=[guard]))

@@ -50,7 +50,7 @@ def check_shapes(batch: WholeBatch) -> None:
         shape = part.sliced.shape
         if part.has_rows and shape.rank and shape.as_list()[0] is not None:
             raise ValueError(
-                "A batch that is cut must have no static number of examples. "
+                "A batch that is split must have no static number of examples. "
                 f"Received: {part.sliced.name} of shape {shape}. Call "
                 "`Tensor.set_shape` with None as the number of examples."
             )

@@ -2,7 +2,7 @@
 
 A sparse gradient is the sum over the rows that the batch touched. Code that looks at
 the slices of one row separately gets them: `tf.global_norm` their norm, which is summed
-as well, anything else the slices themselves, as they are from the batch at once:
+as well, anything else the slices themselves, as they are from the unsplit batch:
 
     places computed from examples    the slices of all micro-batches, one after the other
     places that tf.unique returns    one slice a place, the sum of all
@@ -129,7 +129,7 @@ def _kind(view: View, indices: tf.Tensor) -> str:
 def _keep_slices(
     batch: WholeBatch, total: tf.IndexedSlices, pieces: list[Piece]
 ) -> None:
-    """Makes the sum the slices that the batch at once has."""
+    """Makes the sum the slices that the unsplit batch has."""
     wholes, columns = (total.values, total.indices), []
     for piece in pieces:
         values = tf.cast(piece.values, total.values.dtype)

@@ -1,4 +1,4 @@
-"""A spot check: a look at the numbers of a batch that is cut, before its update.
+"""A spot check: a look at the numbers of a batch that is split, before its update.
 
     F(a, b) + F(a', b')    = F(a', b) + F(a, b')    gradients of four micro-batches
     rows of a in F(a, b)   = those in F(a, b')
@@ -70,7 +70,7 @@ _NO_SUM = (
     "tf.custom_gradient that combines examples, or train without micro-batches."
 )
 _NO_ROWS = (
-    "The results of micro-batches must be the rows that the batch at once computes. "
+    "The results of micro-batches must be the rows that the unsplit batch computes. "
     "Received: {}, whose rows {} of the examples. Declare no Python function per_example "
     "that is not, or train without micro-batches."
 )
@@ -203,7 +203,7 @@ class SpotCheck:
                     raise
                 if number == 2:
                     _logger.warning(
-                        "micro-batches: two examples do not fit in memory at once, so "
+                        "micro-batches: two examples do not fit in memory together, so "
                         "their gradients were not compared with each example's alone"
                     )
                     return

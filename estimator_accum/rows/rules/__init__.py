@@ -4,8 +4,8 @@ Each rule is a function of the analysis, the operation and the states of its inp
 which one has rows at least, and none is mixed. It raises Mixed where a result combines
 examples, or may.
 
-An operation without a rule is mixed, which is right, but computed on the whole batch at
-once. To add one, name its type in the rule that fits (`elementwise.py` for the simplest),
+An operation without a rule is mixed, which is right, but computed on the whole
+batch. To add one, name its type in the rule that fits (`elementwise.py` for the simplest),
 or write a rule in the file of its kind. Two tests ask for a case of each type:
 tests/estimator_accum/rows/test_rows.py compares the rows of the whole batch with those
 of its parts, and test_attacked_rules.py tries random inputs.

@@ -27,7 +27,7 @@ def _aligned(
         if other != place:
             raise Mixed(UNLIKE)
         if state.span != span:
-            # Sizes that only numbers tell are equal, or the batch at once fails.
+            # Sizes that only numbers tell are equal, or the unsplit batch fails.
             if not (state.span.symbols or span.symbols):
                 raise Mixed(UNLIKE)
             span = max(span, state.span, key=lambda size: len(size.symbols))

@@ -1,6 +1,6 @@
 """tensorflow/gan, gan_model: two minimax losses, two Adams.
 
-Its GANEstimator trains in hooks, which cannot be cut, and its train ops of both networks
+Its GANEstimator trains in hooks, which cannot be split, and its train ops of both networks
 race with each other; so both gradients come first here.
 """
 

@@ -140,7 +140,7 @@ def test_whole_batches_say_how_they_are_cut(lines, steps):
 @pytest.mark.parametrize(
     ("examples", "end"),
     [
-        (4, "batches fit in memory at once"),
+        (4, "batches fit in memory unsplit"),
         (2, "micro-batches per batch: 2, since 1 ran out of memory"),
     ],
 )

@@ -26,10 +26,10 @@ the answer. It is generated: a test asks the analysis about each name of the ins
 TensorFlow.
 
 * **split**: computed in micro-batches.
-* **at once**: the result combines the examples, or random numbers that they share. It is
+* **unsplit**: the result combines the examples, or random numbers that they share. It is
   computed from the whole batch, with all that follows.
 * **no rule**: each row may be of its own example, but the analysis has no proof. The result
-  is computed at once, too.
+  is computed unsplit, too.
 * **no batch**: the function takes no batch, or was not tried.
 
 Arguments matter: a sum along the examples is not split, for instance. The functions are
@@ -75,7 +75,7 @@ class Place(NamedTuple):
     """The answer about one name.
 
     Attributes:
-        answer: "split", "at once", "no rule" or "no batch".
+        answer: "split", "unsplit", "no rule" or "no batch".
         reason: The reason, if it is not split.
     """
 
@@ -130,8 +130,8 @@ def _place(name: str, tensors: list[tf.Tensor], analysis: Analysis) -> Place:
         raise AssertionError(f"{name} is split: delete its reason")
     operation, reason = analysis.origins[0]
     if reason == "there is no rule for it":
-        return Place("at once", f"`{operation.type}` combines the examples")
-    return Place("at once", f"`{operation.type}`: {reason}")
+        return Place("unsplit", f"`{operation.type}` combines the examples")
+    return Place("unsplit", f"`{operation.type}`: {reason}")
 
 
 def read(page: str) -> dict[str, dict[str, Place]]:
