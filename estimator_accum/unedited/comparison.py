@@ -288,9 +288,9 @@ def _differs_from_itself(
     }
     if names:
         print(
-            "verdict: undecided, for the script is not deterministic: with the batch at "
-            f"once, from the same values, {len(names)} of {len(whole)} variables differ "
-            f"from run to run, such as {min(names)}."
+            "verdict: undecided. The script is not deterministic: two runs on unsplit "
+            f"batches, from the same values, differ in {len(names)} of {len(whole)} "
+            f"variables, such as {min(names)}."
         )
         _print_without_order(unordered)
     return bool(names)

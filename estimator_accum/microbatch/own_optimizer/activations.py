@@ -34,8 +34,8 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
         return
     operation, reason = origins[0]
     _logger.warning(
-        "micro-batches: %d%% of the activations are computed on the whole batch at "
-        "once, so splitting saves little memory: see %s of type %s (%s)",
+        "micro-batches: %d%% of the activations are computed on the whole batch, "
+        "so splitting saves little memory: see %s of type %s (%s)",
         round(100 * whole / (whole + cut)),
         operation.name,
         operation.type,

@@ -120,7 +120,7 @@ _CHECKED = {
     "not_deterministic": (
         _counted,
         1,
-        r"^verdict: undecided, for the script is not deterministic: .* \d+ of \d+ var",
+        r"^verdict: undecided. The script is not deterministic: .* \d+ of \d+ var",
     ),
     "noise": (_noisy, 1, r"verdict: undecided, .*: random_normal/Ra"),
 }
