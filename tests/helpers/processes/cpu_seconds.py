@@ -19,6 +19,7 @@ _BUDGET_SECS = 20  # per test on an idle machine; longer tests are reported
 _NAME = "cpu_secs"
 _tests: dict[str, dict[str, float]] = {}
 _processes = []  # seconds of each process that ran tests
+_files = []  # the open file of --cpu-seconds, if it is asked for
 
 
 class Parts:
@@ -89,9 +90,21 @@ def pytest_sessionfinish(session):
 ## The process that reports
 
 
+def pytest_configure(config):
+    path = config.getoption("cpu_seconds")
+    if path and not hasattr(config, "workerinput"):
+        file = open(path, "w", newline="", buffering=1)  # noqa: SIM115, to the end
+        _files.append(file)
+        csv.writer(file).writerow(["file", "test", "part", "cpu_secs"])
+
+
 def pytest_runtest_logreport(report):
     if report.when == "teardown":
-        _tests[report.nodeid] = dict(report.user_properties)[_NAME]
+        parts = _tests[report.nodeid] = dict(report.user_properties)[_NAME]
+        file, _, test = report.nodeid.partition("::")
+        for part, secs in parts.items():
+            for output in _files:
+                csv.writer(output).writerow([file, test, part, f"{secs:.2f}"])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -99,7 +112,7 @@ def pytest_testnodedown(node):
     _processes.append(getattr(node, "workeroutput", {}).get(_NAME, 0.0))
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_terminal_summary(terminalreporter):
     """Reports CPU seconds, but fails no test: a busy machine needs more of them."""
     secs_of = {test: sum(parts.values()) for test, parts in _tests.items()}
     folders = collections.Counter()
@@ -115,15 +128,3 @@ def pytest_terminal_summary(terminalreporter, config):
         if secs > _BUDGET_SECS:
             line = f"{secs:.0f} in {test}: more than the budget of {_BUDGET_SECS}"
             terminalreporter.line(line)
-    if config.getoption("cpu_seconds"):
-        _write(config.getoption("cpu_seconds"))
-
-
-def _write(path: str) -> None:
-    with open(path, "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["file", "test", "part", "cpu_secs"])
-        for test, parts in _tests.items():
-            name, _, function = test.partition("::")
-            for part, secs in parts.items():
-                rows.writerow([name, function, part, f"{secs:.2f}"])
