@@ -1,6 +1,7 @@
 """The rules of docs/architecture.md for imports, files, names."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 import re
@@ -89,9 +90,15 @@ _OF_LIBRARY = pytest.mark.parametrize(
 )
 
 
-def _imported(path) -> set[str]:
+@functools.cache
+def _tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def _imported(path: pathlib.Path) -> set[str]:
     """Returns the modules of this repository that a file imports, wherever it does."""
-    modules = {name for name, _ in imported_modules(ast.parse(path.read_text()))}
+    modules = {name for name, _ in imported_modules(_tree(path))}
     rooms = ("estimator_accum", "scripts", "tests", *_PROGRAMS)
     return {name for name in modules if name.split(".")[0] in rooms}
 
@@ -135,7 +142,7 @@ def test_no_module_imports_itself_through_others():
 
 def test_one_sentence_without_and_describes_a_module():
     for path in [*_CODE, *_TESTS]:
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = ast.get_docstring(_tree(path)) or ""
         if text or path.name != "__init__.py":
             sentence = text.split("\n\n")[0]
             assert sentence.endswith("."), path
@@ -145,7 +152,7 @@ def test_one_sentence_without_and_describes_a_module():
 def test_the_first_line_of_a_docstring_has_no_clause_with_what():
     kinds = ast.FunctionDef | ast.ClassDef
     for path in [*_CODE, *_TESTS]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, kinds) and (text := ast.get_docstring(node)):
                 line = text.split("\n\n")[0]
                 assert not re.search(r"\b[Ww]hat\b", line), f"{path}: {line}"
@@ -154,7 +161,7 @@ def test_the_first_line_of_a_docstring_has_no_clause_with_what():
 def test_variables_are_named_by_nouns():
     vague = {"each", "found", "own", "known", "made", "given"}
     for path in [*_CODE, *_TESTS]:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(_tree(path)))
         stored = (n for n in nodes if isinstance(n, ast.Name | ast.arg))
         names = {
             node.id if isinstance(node, ast.Name) else node.arg
@@ -167,7 +174,7 @@ def test_variables_are_named_by_nouns():
 def test_no_table_of_operations_is_there_twice():
     places = {}
     for path in _MODULES:
-        for node in ast.parse(path.read_text()).body:
+        for node in _tree(path).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Set):
                 parts = ast.walk(node.value)
                 leaves = [n for n in parts if isinstance(n, ast.Constant | ast.Name)]
@@ -213,7 +220,7 @@ def test_the_index_of_tables_names_their_readers():
     assert len(index) == 6
     readers = {name: set() for name in index}
     for path in _REPOSITORY.glob("tests/estimator_accum/unedited/test_*.py"):
-        for module, names in imported_modules(ast.parse(path.read_text())):
+        for module, names in imported_modules(_tree(path)):
             for name in readers.keys() & {module.split(".")[-1], *(names or ())}:
                 readers[name].add(path.stem)
     for name, tests in index.items():
@@ -233,7 +240,7 @@ def test_what_is_not_public_is_reached_through_one_file(room):
     top = _REPOSITORY if room in _PROGRAMS else _LIBRARY
     paths = [*(top / room).rglob("*.py"), *top.glob(f"{room}.py")]
     # A class may have attributes from a base in another file of its room.
-    defined = set().union(*(_defined(ast.parse(path.read_text())) for path in paths))
+    defined = set().union(*(_defined(_tree(path)) for path in paths))
     for path in {*paths} - {*_INTERNALS}:
         name = str(path.relative_to(top))
         private = _internals(path.read_text(), _OWN_OBJECTS.get(name, set()), defined)
