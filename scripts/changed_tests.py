@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
-"""Names the test files that a change can break, by the repository's import graph.
+"""Names the test files that a change is likely to break, the nearest ones.
 
-    ./scripts/test --changed
+    ./scripts/test --changed          # the nearest tests
+    ./scripts/test --changed --all    # all tests that depend on the change
 
 A file depends on each file that it imports, that a string in it names (a module, a path, a
 command, code), and, if it is a test, on the `conftest.py` above it. Of a package it depends
-on the modules of the names that it imports, and not on all names that the package offers.
+on the modules of the names that it uses, and not on all names that the package offers.
+
+The nearest tests of a file import it, are named after it, or lie in the folder of its
+room. If only texts of a file have changed, its messages, docstrings and comments, the
+nearest tests are those with a string that the changed words match.
 """
 
 import argparse
 import ast
 import collections
+import difflib
+import itertools
 import pathlib
 import re
 import subprocess
@@ -19,14 +26,21 @@ from collections.abc import Iterable, Iterator
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _COMMAND = {"estimator-accum": "estimator_accum/__main__.py"}
+_DOCS, _ARCHITECTURE = "tests/test_docs.py", "tests/test_architecture.py"
+_PAGES = "tests/test_pages.py"
 # Readers of files that they do not name.
 _READERS = {
-    ".py": ("tests/test_architecture.py", "tests/test_docs.py"),
+    ".py": (_ARCHITECTURE, _DOCS),
     ".md": ("tests/helpers/processes/documents.py",),
 }
+# Those of a file's code, or of a page's blocks of code; and those of the texts alone.
+_CODE_READERS = {".py": (_ARCHITECTURE, _DOCS), ".md": (_DOCS, _PAGES)}
+_TEXT_READERS = {".py": (_ARCHITECTURE, _DOCS), ".md": (_DOCS,)}
+_ENOUGH = 4  # tests of a file's room
 _MOST_NAMES = 5
 
 Sources = dict[str, str]
+Change = tuple[str, str]  # a text before and after
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[str, list[str] | None]]:
@@ -63,23 +77,52 @@ def dependent_tests(changed: Iterable[str], graph: dict[str, set[str]]) -> list[
     Where no Python file depends on a changed file, the tests of the whole repository
     do: those directly in `tests/`.
     """
-    readers = collections.defaultdict(set)
-    for path, used in graph.items():
-        for module in used:
-            readers[module].add(path)
-    reached, waiting = set(), [*changed]
+    starts = [*changed]
     for path in changed:
-        waiting += _READERS.get(pathlib.Path(path).suffix, ())
-        if not path.endswith(".py") and not readers[path]:
-            waiting += [
-                test for test in graph if re.match(r"tests/test_\w+\.py$", test)
-            ]
-    while waiting:
-        path = waiting.pop()
-        if path not in reached:
-            reached.add(path)
-            waiting += readers[path]
-    return sorted(reached & {path for path in graph if _is_test(path)})
+        starts += _READERS.get(pathlib.Path(path).suffix, ())
+        if not path.endswith(".py") and len(_distances([path], graph)) == 1:
+            starts += filter(_is_of_repository, graph)
+    return sorted(filter(_is_test, _distances(starts, graph).keys() & graph.keys()))
+
+
+def nearest_tests(path: str, graph: dict[str, set[str]], sources: Sources) -> set[str]:
+    """Returns the test files that say most about a changed file.
+
+    They are itself, those that import or name it, those of its name, and the four
+    nearest of its room, with all others as near. Its room's tests lie in the folder of
+    tests with the name of its folder, or, without such a folder, are marked `core`. The
+    tests of the whole repository count if there are no others.
+    """
+    readers = {*_CODE_READERS.get(pathlib.Path(path).suffix, ())}
+    if _is_test(path):
+        return {path} | readers
+    distances = _distances([path], graph)
+    tests = [
+        test for test in filter(_is_test, distances) if not _is_of_repository(test)
+    ]
+    folder, _, name = path.rpartition("/")
+    room = [test for test in tests if test.startswith(f"tests/{folder}/")]
+    if not any(test.startswith(f"tests/{folder}/") for test in graph):
+        room = [test for test in tests if "pytest.mark.core" in sources[test]]
+    reach = max(sorted(distances[test] for test in room)[:_ENOUGH], default=0)
+    namesake = f"/test_{name.removesuffix('.py').strip('_')}.py"
+    near = {test for test in room if distances[test] <= reach}
+    near |= {test for test in tests if distances[test] <= 1 or test.endswith(namesake)}
+    return readers | (near or {*filter(_is_test, distances)})
+
+
+def _distances(paths: Iterable[str], graph: dict[str, set[str]]) -> dict[str, int]:
+    """Returns the files that depend on files, with the number of imports to there."""
+    readers = collections.defaultdict(set)
+    for reader, used in graph.items():
+        for module in used:
+            readers[module].add(reader)
+    distances, last = {}, {*paths}
+    for distance in itertools.count():
+        distances |= dict.fromkeys(last, distance)
+        last = {reader for path in last for reader in readers[path]} - distances.keys()
+        if not last:
+            return distances
 
 
 class _Names:
@@ -203,6 +246,185 @@ def _is_test(path: str) -> bool:
     return re.match(r"tests/(.*/)?test_\w+\.py$", path) is not None
 
 
+def _is_of_repository(path: str) -> bool:
+    return re.match(r"tests/test_\w+\.py$", path) is not None
+
+
+## The choice
+
+
+def chosen_tests(
+    changed: Iterable[str],
+    texts: dict[str, list[Change] | None],
+    sources: Sources,
+    takes_all: bool = False,
+) -> tuple[set[str], str]:
+    """Returns the test files for a change, and the reason for them.
+
+    Args:
+        changed: The changed files.
+        texts: The changed texts of files of which nothing else has changed.
+        sources: Text by path, of all files; texts that are not Python are not read.
+        takes_all: Whether all test files that depend on the change are chosen.
+    """
+    texts = {} if takes_all else {path: t for path, t in texts.items() if t is not None}
+    others = [path for path in changed if path not in texts]
+    matching = matching_files(itertools.chain(*texts.values()), sources)
+    helpers = {path for path in matching if not _is_test(path)}
+    graph = dependencies(sources) if others or helpers else {}
+    near = {path for path, far in _distances(helpers, graph).items() if far <= 1}
+    near |= matching
+    reasons = ["those that match the changed texts"] if texts else []
+    for path in texts:
+        near |= {path, *_TEXT_READERS[pathlib.Path(path).suffix]}
+    if others:
+        dependent = dependent_tests(others, graph)
+        reasons.append(f"the nearest of {len(dependent)}, which --changed --all runs")
+        for path in () if takes_all else others:
+            near |= nearest_tests(path, graph, sources)
+        if takes_all:
+            near, reasons = {*dependent}, ["all that depend on the change"]
+    return {*filter(_is_test, near)}, " and ".join(reasons)
+
+
+## Texts
+
+
+def changed_texts(before: str, after: str) -> list[Change] | None:
+    """Returns the messages and docstrings of Python code that have changed.
+
+    None if anything else has. Comments count as nothing.
+    """
+    try:
+        codes = [ast.parse(text) for text in (before, after)]
+    except SyntaxError:
+        return None
+    texts = [_Texts(), _Texts()]
+    dumps = {ast.dump(text.visit(code)) for text, code in zip(texts, codes)}
+    if len(dumps) > 1:
+        return None
+    old, new = (text.listed for text in texts)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    return [
+        change
+        for kind, *ends in matcher.get_opcodes()
+        if kind != "equal"
+        for change in itertools.zip_longest(
+            old[ends[0] : ends[1]], new[ends[2] : ends[3]], fillvalue=""
+        )
+    ]
+
+
+def matching_files(changes: Iterable[Change], sources: Sources) -> set[str]:
+    """Returns the files of tests with a string that the changed words of a text match.
+
+    The string may be a regular expression.
+    """
+    sides = [side for change in changes for side in _changed_words(*change)]
+    words = {word for text, begin, end in sides for word in text[begin:end]}
+    return {
+        path
+        for path, source in sources.items()
+        if path.startswith("tests/") and any(word in source for word in words)
+        if any(
+            _matches(literal, *side)
+            for literal in _literals(ast.parse(source))
+            for side in sides
+        )
+    }
+
+
+class _Texts(ast.NodeTransformer):
+    """Takes docstrings and strings of at least three words out of code.
+
+    "{}" stands for each value in a string.
+    """
+
+    def __init__(self):
+        self.listed = []
+
+    def visit_Expr(self, node):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            self.listed.append(node.value.value)
+            return None
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node):
+        return ast.Constant("") if self._takes(node) else node
+
+    def visit_JoinedStr(self, node):
+        values = [part for part in node.values if isinstance(part, ast.FormattedValue)]
+        values = [self.generic_visit(value) for value in values]
+        return ast.Tuple(values) if self._takes(node) else node
+
+    def _takes(self, node) -> bool:
+        text = _text_of(node)
+        is_text = len(re.findall(r"[A-Za-z]{2,}", text)) >= 3
+        if is_text:
+            self.listed.append(text)
+        return is_text
+
+
+def _text_of(node: ast.AST) -> str:
+    """Returns a string's text with "{}" for each value in it; "" of anything else."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text_of(part) or "{}" for part in node.values)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return re.sub(r"%[sdrf]|{[^{}]*}", "{}", node.value) if is_text else ""
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+(?:\.\w+)*|{}", text)
+
+
+def _changed_words(old: str, new: str) -> Iterator[tuple[list[str], int, int]]:
+    """Yields the words before and after, with the range of changed ones.
+
+    A range has its neighbours too, so that it is not empty where words are only added.
+    """
+    texts = _words(old), _words(new)
+    matcher = difflib.SequenceMatcher(None, *texts, autojunk=False)
+    for kind, *ends in matcher.get_opcodes():
+        if kind != "equal":
+            for text, begin, end in zip(texts, ends[::2], ends[1::2], strict=True):
+                yield text, max(begin - 1, 0), end + 1
+
+
+def _literals(tree: ast.Module) -> Iterator[str]:
+    """Yields the strings of code that are no docstrings."""
+    parts = set()
+    for node in ast.walk(tree):  # outer ones first
+        if isinstance(node, ast.Expr):
+            parts.add(id(node.value))
+        elif id(node) not in parts and (text := _text_of(node)):
+            parts.update(map(id, getattr(node, "values", ())))
+            yield text
+
+
+def _matches(literal: str, text: list[str], begin: int, end: int) -> bool:
+    """Returns whether a test's string is of a text, and of some of its changed words."""
+    literal = re.sub(r"\\([^\w])", r"\1", literal)  # an escaped character
+    parts = re.split(r"\\\w[*+?]?|\.[*+]\??|[()|\[\]]|{}", literal)
+    parts = [words for words in map(_words, parts) if re.search("[A-Za-z]", str(words))]
+    if sum(map(len, parts)) < 2:
+        return False
+    places = [[*_places(words, text)] for words in parts]
+    return (all(places) or "|" in literal) and any(
+        place < end and begin < place + len(words)
+        for words, starts in zip(parts, places, strict=True)
+        for place in starts
+    )
+
+
+def _places(words: list[str], text: list[str]) -> Iterator[int]:
+    """Yields where words stand in a text, whose values may be any one word."""
+    for place in range(len(text) - len(words) + 1):
+        pairs = [*zip(words, text[place:], strict=False)]
+        is_there = all(other in (word, "{}") for word, other in pairs)
+        if is_there and any(other == word for word, other in pairs):
+            yield place
+
+
 ## The working tree
 
 
@@ -220,37 +442,52 @@ def _base() -> tuple[str, str]:
     return "HEAD", "since HEAD"
 
 
-def _description(changed: list[str], tests: list[str], count: int, since: str) -> str:
-    if not changed:
-        return f"--changed: no file has changed {since}, so no test runs."
+def _description(changed: list[str], since: str) -> str:
     shown = ", ".join(changed[:_MOST_NAMES])
     if len(changed) > _MOST_NAMES:
         shown += f" and {len(changed) - _MOST_NAMES} more"
-    return (
-        f"--changed: {len(tests)} of {count} test files depend on the files that have "
-        f"changed {since}: {shown}."
-    )
+    return f"changed {since}: {shown}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the chosen test files to stdout, one a line, and the reason to stderr."""
+    """Prints pytest's arguments to stdout, one a line, and the reason to stderr.
+
+    Tests marked `daily` are left out, but for the runs of a page's blocks of code.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.parse_args(arguments)
+    text = "name all test files that depend on the change, also through others"
+    parser.add_argument("--all", action="store_true", help=text)
+    takes_all = parser.parse_args(arguments).all
     base, since = _base()
     untracked = _git("ls-files", "--others", "--exclude-standard")
     changed = sorted({*_git("diff", "--name-only", base), *untracked})
+    if not changed:
+        line = f"--changed: no file has changed {since}, so no test runs."
+        print(line, file=sys.stderr)
+        return 0
     paths = {*_git("ls-files"), *changed}
     sources = {path: _text(_REPOSITORY / path) for path in paths}
-    graph = dependencies(sources)
-    tests = [
-        test
-        for test in dependent_tests(changed, graph)
-        if (_REPOSITORY / test).exists()
-    ]
+    texts = {}
+    for path in changed:
+        before = "\n".join(_git("show", f"{base}:{path}"))
+        if before and (_REPOSITORY / path).is_file():
+            texts[path] = _texts_of(path, before, (_REPOSITORY / path).read_text())
+    tests, reason = chosen_tests(changed, texts, sources, takes_all)
+    tests = sorted(test for test in tests if (_REPOSITORY / test).exists())
     count = sum(map(_is_test, sources))
-    print(_description(changed, tests, count, since), file=sys.stderr)
-    print("\n".join(tests))
+    line = f"--changed: {len(tests)} of {count} test files, {reason}; "
+    print(line + _description(changed, since) + ".", file=sys.stderr)
+    is_short = not takes_all and _PAGES not in tests
+    print(*(["--without-daily"] if is_short else []), *tests, sep="\n")
     return 0
+
+
+def _texts_of(path: str, before: str, after: str) -> list[Change] | None:
+    """Returns the changed texts of code; of a page none, if its blocks have stayed."""
+    if path.endswith(".md"):
+        blocks = [re.findall(r"(?ms)^```.*?^```", text) for text in (before, after)]
+        return [] if blocks[0] == blocks[1] else None
+    return changed_texts(before, after) if path.endswith(".py") else None
 
 
 def _text(path: pathlib.Path) -> str:

@@ -31,7 +31,10 @@ _stamp=$root/$environment_name/installed.stamp
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0
 
-# prepare_environment EXTRAS: `.venv` with the project and EXTRAS ("[all]" or "[test]").
+# Extras of pyproject.toml, each with all before it.
+_extras="[all] [dev] [test] [test,docs,tracking]"
+
+# prepare_environment EXTRAS: `.venv` with the project and EXTRAS, or more of them.
 prepare_environment() {
     if ! _version_of "$environment_python" >/dev/null; then
         pick_python
@@ -54,7 +57,10 @@ prepare_environment() {
     fi
     "$environment_python" -m pip install --disable-pip-version-check --no-compile -qq \
         --editable "$root$1" || exit 1
-    { _fingerprint "[all]" && _fingerprint "$1"; } >"$_stamp" # [test] includes [all]
+    for _extra in $_extras; do
+        _fingerprint "$_extra"
+        [ "$_extra" != "$1" ] || break
+    done >"$_stamp"
 }
 
 # pick_python: sets `python`: $PYTHON, or the first suitable one of PATH, pyenv and uv.

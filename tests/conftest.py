@@ -21,6 +21,8 @@ _WHOLE = {"rows", "keras", "compat"}  # folders whose tables run on both Pythons
 
 def pytest_addoption(parser):
     cpu_seconds.add_option(parser)
+    text = "leave out the tests marked daily"
+    parser.addoption("--without-daily", action="store_true", help=text)
     text = "number of random losses in test_composed_losses.py"
     parser.addoption("--composed-losses", type=int, default=15, help=text)
     text = "number of attacks in test_attacked_rules.py"
@@ -54,11 +56,15 @@ def pytest_collection_finish():
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks rows `once`, and sorts files with many slow tests first.
 
     Such a file would run on a single core if it was the last one.
     """
+    if config.getoption("without_daily"):
+        daily = [item for item in items if item.get_closest_marker("daily")]
+        items[:] = [item for item in items if not item.get_closest_marker("daily")]
+        config.hook.pytest_deselected(items=daily)
     _mark_rows(items)
     marked = [item.path for item in items if item.get_closest_marker("slow")]
     slow = collections.Counter(marked)

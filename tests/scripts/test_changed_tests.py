@@ -2,7 +2,12 @@
 
 import pytest
 
-from scripts.changed_tests import dependencies, dependent_tests
+from scripts.changed_tests import (
+    changed_texts,
+    chosen_tests,
+    dependencies,
+    dependent_tests,
+)
 
 pytestmark = pytest.mark.once
 
@@ -64,3 +69,58 @@ def test_pages_have_one_reader_and_other_files_the_tests_of_the_whole_repository
     assert "tests/test_docs.py" in dependent_tests(["README.md"], graph)
     above = [path for path in sorted(_ALL) if path.startswith("tests/test_")]
     assert dependent_tests(["Dockerfile"], graph) == above
+
+
+def _chosen(changed: str, before: str, after: str, **options) -> list[str]:
+    """Returns the names of the tests for a change of one file, without their readers."""
+    texts = {changed: changed_texts(before, after)}
+    sources = _SOURCES | {changed: after} | _TEXTS
+    tests, _ = chosen_tests([changed], texts, sources, **options)
+    return sorted(test.rpartition("test_")[2][:-3] for test in tests)
+
+
+_MESSAGE = (
+    'def one(x):\n    """One."""\n    raise ValueError(f"`{x}` must be at least %s.")'
+)
+_TEXTS = {
+    "tests/room/test_said.py": r"MATCH = r'`rate` must .* least 2\.'",
+    "tests/room/test_other.py": "MATCH = 'must be at most 3', 'at least'",
+    "tests/helpers/words.py": "RULE = 'be at least'",
+    "tests/hall/test_helped.py": "from tests.helpers.words import RULE",
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tests"),
+    [
+        ("must be", "has to be", "helped said"),
+        ("at least", "at the least", "helped other said"),
+        ('"""One', '"""The one', ""),
+        ("def", "# first\ndef", ""),
+    ],
+)
+def test_tests_of_a_text_have_a_string_that_its_changed_words_match(old, new, tests):
+    chosen = _chosen("room/_a.py", _MESSAGE, _MESSAGE.replace(old, new))
+    assert chosen == sorted(["architecture", "docs", *tests.split()])
+
+
+@pytest.mark.parametrize(
+    "code", [_MESSAGE.replace("raise", "return"), _MESSAGE.replace("{x}", "{y}"), "("]
+)
+def test_code_that_has_changed_is_no_text(code):
+    assert changed_texts(_MESSAGE, code) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ("room/_b.py", "two"),
+        ("room/_below.py", "code two"),  # too few of its room, so through others too
+        ("tests/room/test_two.py", "two"),
+    ],
+)
+def test_the_nearest_tests_come_first_and_all_if_asked(changed, tests):
+    expected = sorted(["architecture", "docs", *tests.split()])
+    assert _chosen(changed, "a = 1", "a = 2") == expected
+    everything = dependent_tests([changed], dependencies(_SOURCES | _TEXTS))
+    assert len(_chosen(changed, "a = 1", "a = 2", takes_all=True)) == len(everything)

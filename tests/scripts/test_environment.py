@@ -4,6 +4,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+from unittest import mock
 
 import pytest
 
@@ -17,7 +18,7 @@ case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
     "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv {version}" >>"$log" ;;
     "-m pip") echo "pip {version}" >>"$log"; exit "${{PIP_CODE:-0}}" ;;
-    *changed_tests.py*) echo "tests/a.py tests/b.py" ;;
+    *changed_tests.py*) echo "tests/a.py tests/b.py $2" ;;
     "-m pytest") echo "pytest {version} $*" >>"$log"; exit "${{PYTEST_CODE:-0}}" ;;
     "-c "* | "-m "*) ;;
     *) echo "$*" >>"$log" ;;
@@ -87,7 +88,9 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
     *_, log = run({}, f"{variable} scripts/test -k 'one thing'")
     # An interrupted installation is not trusted.
     assert "--numprocesses=3" in log
-    assert re.fullmatch(rf"pip {version}\npytest {version} .* -k one thing\n", log)
+    assert re.fullmatch(
+        rf"pip {version}\npytest {version} .* --without-daily -k one thing\n", log
+    )
     code, _, log = run({}, f"PYTEST_CODE=5 {variable} scripts/test")
     assert code == 5 and re.fullmatch(rf"pytest {version} .*\n", log)
     *_, log = run(
@@ -96,6 +99,12 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
     assert "--numprocesses=0" in log
     *_, log = run({}, f": >tests/b.py; {variable} scripts/test --changed -x")
     assert re.search(r"--numprocesses=3 .*=10 tests/a.py tests/b.py -x\n", log)
+    *_, log = run({}, f"PIP_CODE=3 {variable} scripts/test --all")  # more packages
+    assert log == f"pip {version}\n"
+    *_, log = run({}, f"{variable} scripts/test --changed --all")
+    assert re.search(r"pip .*\n.*=10 tests/a.py tests/b.py --all\n", log)
+    *_, log = run({}, f"{variable} scripts/test -x")  # fewer ones
+    assert re.fullmatch(rf"pytest {version} .*=10 --without-daily -x\n", log)
     *_, log = run({}, f"{variable} scripts/quickstart --output_dir=here")
     assert log.endswith("scripts/quickstart_demo.py --output_dir here\n")
 
@@ -131,8 +140,10 @@ def test_ci_runs_all_though_one_fails_and_passes_its_code_through(run):
     assert calls == ["pip 3.11"] * 2 + ["pip 3.12"] + ["venv 3.11"] * 2 + ["venv 3.12"]
     (older,) = (line for line in tests if line.endswith("unedited/test_intercept.py"))
     first, second = (line for line in tests if line != older)
-    assert re.fullmatch("pytest 3.11 .*=10 -k window", first)
-    assert re.fullmatch("pytest 3.12 .*=10 -m not once -k window", second)
+    assert re.fullmatch("pytest 3.11 .*=10 --without-daily -k window", first)
+    assert re.fullmatch(
+        "pytest 3.12 .*=10 --without-daily -m not once -k window", second
+    )
 
 
 class _Row:
@@ -158,5 +169,5 @@ class _Row:
 )
 def test_the_second_python_runs_some_rows_of_a_table(room, rows, chosen):
     items = [_Row(room, number) for number in range(rows)]
-    conftest.pytest_collection_modifyitems(items)
+    conftest.pytest_collection_modifyitems(mock.Mock(getoption=lambda _: False), items)
     assert [number for number, row in enumerate(items) if not row.marks] == chosen
