@@ -3,6 +3,7 @@
     fixed    holds no value of the micro-batch
     rows     one axis lists the examples, or for each example as many rows as for any
              other, and each row is computed from its own example and fixed values alone
+    unpadded rows of which the last ones may be missing, on the way to their padding
     entries  the first axis lists entries, such as those of a sparse tensor: any number
              for each example, in their order, each computed from its own example
     sizes    a shape, or a part of one, in which the number of examples occurs
@@ -38,6 +39,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
+from estimator_accum.rows.guards import EqualNumbers
 from estimator_accum.rows.integers import (
     OF_SHAPE,
     clamped,
@@ -55,6 +57,7 @@ from estimator_accum.rows.states import (
     MIXED,
     NO_RULE,
     SIZES,
+    UNPADDED,
     Mixed,
     State,
 )
@@ -87,7 +90,7 @@ class Analysis:
         values: Values of integer tensors among them, as sizes, by reference.
 
     Attributes:
-        guards: Rows that are looked up by number.
+        guards: Facts that every micro-batch must check.
         bounds: (operation, index of its input) of numbers of the batch that loops get,
             such as the longest length.
         origins: The operations that mix examples, in the order of the graph.
@@ -95,6 +98,9 @@ class Analysis:
             rows, or rows become as many mixed ones.
         bodies: The analyses of functions, by the operation that calls one and its graph.
         complete_lists: Names of the lists with an entry for every row.
+        sparse_lists: Names of the lists that are a sparse tensor's.
+        padded: Results with rows, by the operation that adds rows that may be missing;
+            None by those on the way to it.
         path: Names of the calls that lead to a function's graph.
     """
 
@@ -107,7 +113,9 @@ class Analysis:
         values: dict | tuple = (),
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies, self.complete_lists = {}, set()
+        self.bodies, self.complete_lists, self.padded = {}, set(), {}
+        self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
+        self.sparse_lists = set()
         self._states, self._values, self._dims = dict(states), dict(values), {}
         self._seen, self._known = set(), set(self._values)
         for part in parts:
@@ -134,7 +142,11 @@ class Analysis:
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
-        return self._states.get(tensor.ref(), FIXED)
+        state = self._states.get(tensor.ref(), FIXED)
+        if not self._alias or state.kind != "entries":
+            return state
+        places = state.places and self.list_of(state.places)
+        return state._replace(of=self.list_of(state.of), places=places)
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
         """Returns an integer tensor as an array of sizes; None if it is not known."""
@@ -146,7 +158,8 @@ class Analysis:
                 waiting += new
             elif waiting.pop().ref() not in self._values:
                 self._values[inner.ref()] = integer_value(self, inner)
-        return self._values[tensor.ref()]
+        value = self._values[tensor.ref()]
+        return value if value is None or not self._alias else self._renamed(value)
 
     def dims(self, tensor: tf.Tensor) -> list[Size]:
         """Returns the shape.
@@ -161,7 +174,7 @@ class Analysis:
             if state.kind in ("mixed", "list", "examples"):
                 raise Mixed("its shape is not known before there are numbers")
             self._dims[key] = self.complete(tensor, state, [None] * tensor.shape.rank)
-        return self._dims[key]
+        return [*self._renamed(self._dims[key])] if self._alias else self._dims[key]
 
     def rank(self, tensor: tf.Tensor) -> int:
         """Returns the number of axes.
@@ -199,9 +212,50 @@ class Analysis:
         self._values[tensor.ref()] = value
         return _state_of_value(value)
 
-    def name_of_list(self, operation: tf.Operation) -> str:
-        """Returns a name for the list of entries that an operation makes."""
-        return f"{self.path}{operation.name}"
+    def name_of_list(self, operation: tf.Operation, *key) -> str:
+        """Returns a name for the list of entries that an operation makes.
+
+        Args:
+            operation: The operation.
+            *key: Lists with equal keys are the same, entry by entry; none means that the
+                list is like no other.
+        """
+        name = f"{self.path}{operation.name}"
+        return self._names.setdefault((operation.type, *key), name) if key else name
+
+    def list_of(self, name: str) -> str:
+        """Returns the name of a list among those that are taken for the same."""
+        while name in self._alias:
+            name = self._alias[name]
+        return name
+
+    def take_for_same(self, one: str, other: str) -> None:
+        """Takes two lists for the same, which every micro-batch must check.
+
+        Raises:
+            Mixed: If none is a sparse tensor's, such as lists of chosen examples, which
+                may be pairs of other examples, or if their numbers are not known.
+        """
+        one, other = self.list_of(one), self.list_of(other)
+        if one == other:
+            return
+        numbers, others = (self._numbers.get(name, {}) for name in (one, other))
+        distances = [distance for distance in numbers if distance in others]
+        if not distances or not {one, other} & self.sparse_lists:
+            raise Mixed("entries of several lists")
+        self.guards.append(EqualNumbers(numbers[distances[0]], others[distances[0]]))
+        self._alias[other] = one
+        for names in (self.complete_lists, self.sparse_lists):
+            if other in names:
+                names.add(one)
+
+    def _renamed(self, value: Iterable[Size]) -> np.ndarray:
+        """Returns sizes in which lists that are the same have one name."""
+        names = {name: self.list_of(name) for name in self._alias}
+        value = np.asarray(value, object)
+        renamed = np.empty_like(value)
+        renamed.flat = [size.renamed(names) for size in value.flat]
+        return renamed
 
     def set_dims(self, tensor: tf.Tensor, state: State, sizes: list) -> State:
         """Takes down the known part of the shape of an output; returns its state."""
@@ -253,7 +307,11 @@ class Analysis:
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies, self.complete_lists = {}, set()
+        self.bodies, self.complete_lists, self.padded = {}, set(), {}
+        self._names, self._numbers, self._alias = {}, {}, {}
+        for key in self._given:
+            self._note_numbers(key.deref(), self._states[key])
+        self.sparse_lists = {*self._numbers}
         fixed = {*self._given, *self._known}
         for facts in (self._values, self._dims):
             for key in [key for key in facts if key not in fixed]:
@@ -346,10 +404,21 @@ class Analysis:
             if self.state(output) != state:
                 self._states[output.ref()] = state
                 self._has_changed = True
+            self._note_numbers(output, state)
+
+    def _note_numbers(self, tensor: tf.Tensor, state: State) -> None:
+        """Takes down indices of a list whose entries have places in their examples."""
+        has_numbers = state.kind == "entries" and state.is_first and state.distance
+        if has_numbers and tensor.shape.rank == 2 and tensor.shape[1] != 1:
+            self._numbers.setdefault(state.of, {})[state.distance] = tensor
 
     def _transfer(self, operation, states: list[State], kinds: set[str]):
         """Returns the state of all outputs, or a list of their states."""
         has_entries = bool(kinds & {"entries", "counts"})
+        if "unpadded" in kinds:
+            if operation not in self.padded:
+                raise Mixed("rows of the last examples may be missing")
+            return self.padded[operation] or UNPADDED
         if operation.type in RULES_OF_ANY:
             if has_entries:
                 raise Mixed("entries of examples in a function, branch, loop or list")

@@ -142,10 +142,10 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
         raise Mixed("random numbers for the entries of examples")
     if "_gradient_op_type" in operation.node_def.attr:
         raise Mixed("entries of examples with a gradient of their own")
-    names = _lists(analysis, operation, states)
-    if len(names) != 1:
-        raise Mixed("entries of several lists")
-    within = _EntriesAsExamples(analysis, *names)
+    name, *others = sorted(_lists(analysis, operation, states))
+    for other in others:
+        analysis.take_for_same(name, other)
+    within = _EntriesAsExamples(analysis, analysis.list_of(name))
     results = rule(within, operation, [within.of(state) for state in states])
     if isinstance(results, State):
         return within.outer(results)
@@ -158,6 +158,8 @@ def _lists(analysis, operation: tf.Operation, states: list[State]) -> set[str]:
     for tensor, state in zip(operation.inputs, states, strict=True):
         if state == COUNTS:
             names |= lists_of(_known(analysis.value(tensor)))
+    if not names:
+        raise Mixed("a number of entries that is not known")
     return names
 
 

@@ -9,7 +9,7 @@ here. So the arithmetic is NumPy's own.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +37,14 @@ class Size:
     def counted(self) -> set[str]:
         """Names of the lists whose entries it counts."""
         return {name[1:] for name in self.symbols if name.startswith(_COUNT)}
+
+    def renamed(self, names: Mapping[str, str]) -> "Size":
+        """Returns the size with other names of lists."""
+        symbols = [
+            _COUNT + names.get(name[1:], name[1:]) if name.startswith(_COUNT) else name
+            for name in self.symbols
+        ]
+        return dataclasses.replace(self, symbols=tuple(sorted(symbols)))
 
     def __mul__(self, other: "Size") -> "Size":
         symbols = tuple(sorted((*self.symbols, *other.symbols)))

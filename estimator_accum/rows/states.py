@@ -9,8 +9,8 @@ class State(NamedTuple):
     """State of a tensor.
 
     Attributes:
-        kind: "fixed", "rows", "entries", "sizes", "counts", "list", "examples" or
-            "mixed".
+        kind: "fixed", "rows", "entries", "sizes", "counts", "list", "examples",
+            "unpadded" or "mixed".
         axis: Axis of the examples, of rows; that of the entries, which is 0; for a list,
             that of its elements, and None while it is empty; for a list of examples 0,
             and None until a loop has filled it.
@@ -19,7 +19,8 @@ class State(NamedTuple):
             its example times this, and a smaller value of its own example. Else None.
         is_number: Whether that value of its own is 0.
         is_first: Whether only the first number of each place, along the last axis, is
-            that of its example, as `tf.gather_nd` reads it.
+            that of its example, as `tf.gather_nd` reads it. Along the first axis if the
+            last one has the examples, as before `tf.transpose`.
     """
 
     kind: str
@@ -43,7 +44,7 @@ class State(NamedTuple):
 
 
 FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")
-COUNTS = State("counts")
+COUNTS, UNPADDED = State("counts"), State("unpadded")
 EMPTY_LIST = State("list")
 NO_RULE = "there is no rule for it"  # why the analysis does not know a state
 

@@ -118,7 +118,7 @@ class Model:
         batch, calls = self._batch, self._calls
         _make_draws_repeatable(batch, values.view, self._early)
         derivations = [call.derivation for call in calls if call.derivation.rows]
-        refusals = _check_places(batch, [derivation.view for derivation in derivations])
+        refusals = _check_guards(batch, [derivation.view for derivation in derivations])
         spot_check = SpotCheck(batch, derivations, values.collected, list(refusals))
         report_activations(values.view, self._of_batch(losses))
         return {
@@ -182,25 +182,21 @@ def _make_draws_repeatable(batch: WholeBatch, view: View, early: Copies) -> None
     make_repeatable(rows, "Rows of examples that the loss combines")
 
 
-def _check_places(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, str]:
-    """Returns operations that fail where rows are looked up in other examples, and why.
+def _check_guards(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, str]:
+    """Returns operations that fail where the analysis took a wrong fact, and why.
 
     Every micro-batch runs them.
     """
     refusals = {}
-    guards = {g.places.ref(): g for view in views for g in view.analysis.guards}
-    for places, axis, table in guards.values():
+    guards = {
+        (type(guard), *guard.key): guard
+        for view in views
+        for guard in view.analysis.guards
+    }
+    for guard in guards.values():
         with tf.control_dependencies(None):
-            distance = tf.shape(table, tf.int64)[0] // batch.size
-            span = tf.shape(places, tf.int64)[axis] // batch.size
-            shape = [1] * axis + [-1] + [1] * (places.shape.rank - axis - 1)
-            numbers = tf.reshape(tf.range(batch.size * span) // span, shape)
-            fits = tf.equal(tf.cast(places, tf.int64) // distance, numbers)
-            guard = tf.raw_ops.Assert(condition=tf.reduce_all(fits), data=["row"])
-            sentence = (
-                "A row must be looked up in its own example, for its batch to be split. "
-                f"Received: {places.name}, which are places of others."
-            )
-            batch.works.add(Work(micro_ops=[guard]))
-            refusals[guard] = sentence
+            holds = guard.holds(batch.size)
+            check = tf.raw_ops.Assert(condition=holds, data=["row"])
+            batch.works.add(Work(micro_ops=[check]))
+            refusals[check] = guard.sentence
     return refusals

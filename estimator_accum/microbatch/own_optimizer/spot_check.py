@@ -115,7 +115,7 @@ class SpotCheck:
         batch: The batch.
         derivations: The gradients of which rows arrive at micro-batches.
         collected: Further tensors whose rows are collected, and the axis of these.
-        guards: Operations that fail where rows are looked up in other examples.
+        guards: Operations that fail where the analysis took a wrong fact.
     """
 
     def __init__(

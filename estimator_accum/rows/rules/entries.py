@@ -10,6 +10,7 @@ with a distance. L, M = lists of entries.
 
 import tensorflow as tf
 
+from estimator_accum.rows.guards import LastEntry
 from estimator_accum.rows.rules.blocks import (
     blocks_apart,
     blocks_of,
@@ -17,6 +18,7 @@ from estimator_accum.rows.rules.blocks import (
     one_block,
 )
 from estimator_accum.rows.rules.dims import axes_of
+from estimator_accum.rows.rules.padding import padding_of
 from estimator_accum.rows.rules.refusals import (
     ALONG,
     BY_VALUES,
@@ -26,7 +28,7 @@ from estimator_accum.rows.rules.refusals import (
 )
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
 from estimator_accum.rows.sizes import ONE, N, Size, count, product, sizes
-from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
+from estimator_accum.rows.states import FIXED, MIXED, UNPADDED, Mixed, State
 
 _OTHER = "entries of several lists"
 _FEW = "the last examples may have no entry"
@@ -51,6 +53,40 @@ def are_numbers(state: State, is_first: bool) -> bool:
     """Returns whether entries hold the number of their example, or only the first."""
     has_number = state.kind == "entries" and state.distance is not None
     return has_number and state.is_first == is_first
+
+
+def as_entries(state: State) -> State:
+    """Returns the state of rows as entries: each example has as many."""
+    if state.kind != "rows" or state.axis:
+        return state
+    return State(
+        "entries",
+        0,
+        distance=state.distance,
+        is_first=state.is_first,
+        of=f"1 blocks of {int(state.span)}",
+    )
+
+
+def check_same(analysis, values: State, numbers: State) -> None:
+    """Raises Mixed unless entries have values of their own, and are those of numbers."""
+    if not _are_values(values):
+        raise Mixed(_OTHER)
+    analysis.take_for_same(numbers.of, values.of)
+
+
+def check_sparse(analysis, indices: State, values: State) -> tuple[State, State]:
+    """Returns the states of a sparse tensor with rows of examples, as entries.
+
+    Raises:
+        Mixed: If they are not those of one.
+    """
+    indices, values = as_entries(indices), as_entries(values)
+    if not are_numbers(indices, True):
+        raise Mixed(ALONG)
+    analysis.sparse_lists.add(indices.of)
+    check_same(analysis, values, indices)
+    return indices, values
 
 
 def _of(name: str, **options) -> State:
@@ -88,7 +124,7 @@ def set_rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:
 @rule("Where", table=RULES_OF_ENTRIES)
 def _where(analysis, operation, states):
     (state,), (tensor,), (output,) = states, operation.inputs, operation.outputs
-    name = analysis.name_of_list(operation)
+    name = analysis.name_of_list(operation, tensor.ref())
     rank = analysis.rank(tensor)
     if are_rows(state):
         result = _of(name, distance=state.span, is_first=True)
@@ -115,10 +151,9 @@ def _cross(analysis, operation, states):
     number = operation.get_attr("N")
     parts = [inputs[i * number : (i + 1) * number] for i in range(3)]
     for (_, indices), (_, values), (shape, _) in zip(*parts, strict=True):
-        if not are_numbers(indices, True) or indices.distance != ONE:
+        indices, _ = check_sparse(analysis, indices, values)
+        if indices.distance != ONE:
             raise Mixed(ALONG)
-        if not are_values_of(values, indices.of):
-            raise Mixed(_OTHER)
         shape_of_sparse(analysis, shape, ONE)
     rest = inputs[3 * number :]
     dense = rest[: len(operation.get_attr("dense_types"))]
@@ -154,12 +189,13 @@ def new_sparse(
 @rule("SparseFillEmptyRows", table=RULES_OF_ENTRIES)
 def _fill_empty_rows(analysis, operation, states):
     indices, values, _, default = states
-    if not are_numbers(indices, True) or default != FIXED:
+    indices, _ = check_sparse(analysis, indices, values)
+    if default != FIXED:
         raise Mixed(ALONG)
-    if not are_values_of(values, indices.of):
-        raise Mixed(_OTHER)
     shape_of_sparse(analysis, operation.inputs[2], indices.distance)
-    name = analysis.name_of_list(operation)
+    # The numbers of the examples say where an entry is added.
+    key = [analysis.list_of(indices.of)] if indices.distance == ONE else []
+    name = analysis.name_of_list(operation, *key)
     analysis.complete_lists.add(name)
     filled, numbers, is_empty, _ = operation.outputs
     rank = analysis.dims(operation.inputs[0])[1]
@@ -173,9 +209,10 @@ def _fill_empty_rows(analysis, operation, states):
 
 @rule("SparseReshape", table=RULES_OF_ENTRIES)
 def _reshape_sparse(analysis, operation, states):
-    indices, target = states[0], analysis.value(operation.inputs[2])
+    indices, target = as_entries(states[0]), analysis.value(operation.inputs[2])
     if not are_numbers(indices, True):
         raise Mixed(ALONG)
+    analysis.sparse_lists.add(indices.of)
     if target is None or target.ndim != 1:
         raise Mixed(NO_SHAPE)
     source, target = (
@@ -226,6 +263,8 @@ def _gather(analysis, operation, states):
         result = table._replace(of=places.of)
     elif are_rows(table) and places.distance == table.span:
         result = _of(places.of)
+    elif table.of == f"1 blocks of {places.distance.factor if places.distance else 0}":
+        result = table._replace(of=places.of)
     else:
         raise Mixed(BY_VALUES)
     return set_entries(analysis, operation.outputs[0], result, *tail)
@@ -371,16 +410,15 @@ def _scatter(analysis, operation, states):
         (indices, values, _), place = states, 2
     else:
         (indices, _, values, default), place = states, 1
+        indices = as_entries(indices)
         if default != FIXED:
             raise Mixed(ALONG)
     rank = analysis.rank(operation.inputs[0])
     if not are_numbers(indices, rank == 2):
         raise Mixed(ALONG)
     is_scalar = values == FIXED and operation.type == "SparseToDense"
-    if not are_values_of(values, indices.of) and not (
-        is_scalar and analysis.rank(operation.inputs[2]) == 0
-    ):
-        raise Mixed(_OTHER)
+    if not (is_scalar and analysis.rank(operation.inputs[2]) == 0):
+        check_same(analysis, as_entries(values), indices)
     _, *tail = shape_of_sparse(analysis, operation.inputs[place], indices.distance)
     return set_rows(analysis, operation.outputs[0], indices.distance, tail)
 
@@ -395,8 +433,7 @@ def _segments(analysis, operation, states):
     values, numbers, *_ = states
     if numbers.kind != "entries":
         return None
-    if not are_values_of(values, numbers.of):
-        raise Mixed(_OTHER)
+    check_same(analysis, values, numbers)
     return _by_example(analysis, operation, numbers, operation.inputs[2:])
 
 
@@ -435,29 +472,36 @@ def _by_example(analysis, operation, numbers: State, rows) -> State:
         value = analysis.value(rows[0])
         if value is None or value[()] != N * numbers.distance:
             raise Mixed(ALONG)
-    elif numbers.of not in analysis.complete_lists:
-        raise Mixed(_FEW)
+    elif analysis.list_of(numbers.of) not in analysis.complete_lists:
+        if padding := padding_of(analysis, operation, N * numbers.distance):
+            result = State("rows", 0, numbers.distance)
+            analysis.padded |= {**dict.fromkeys(padding), padding[-1]: result}
+            return UNPADDED
+        if numbers.distance.symbols:
+            raise Mixed(_FEW)
+        analysis.guards.append(LastEntry(_numbers_of(operation), numbers.distance))
     tail = analysis.dims(operation.inputs[0])[1:]
     return set_rows(analysis, operation.outputs[0], numbers.distance, tail)
+
+
+def _numbers_of(operation) -> tf.Tensor:
+    return operation.inputs[2 if operation.type.startswith("Sparse") else 1]
 
 
 @rule("SparseTensorDenseMatMul", table=RULES_OF_ENTRIES)
 def _sparse_product(analysis, operation, states):
     indices, values, _, matrix = states
     is_turned = operation.get_attr("adjoint_a")
-    if is_turned or matrix != FIXED or not are_numbers(indices, True):
+    if is_turned or matrix != FIXED:
         raise Mixed(ALONG)
-    if not are_values_of(values, indices.of):
-        raise Mixed(_OTHER)
+    indices, _ = check_sparse(analysis, indices, values)
     shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     return set_rows(analysis, operation.outputs[0], indices.distance, [None])
 
 
 @rule("SparseReduceSum", "SparseReduceMax", table=RULES_OF_ENTRIES)
 def _sparse_sum(analysis, operation, states):
-    indices, values, _, _ = states
-    if not are_numbers(indices, True) or not are_values_of(values, indices.of):
-        raise Mixed(ALONG)
+    indices, _ = check_sparse(analysis, *states[:2])
     shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     axes = axes_of(analysis, operation.inputs[3], len(shape))
     if 0 in axes or not axes:

@@ -132,10 +132,12 @@ def _tile(analysis, operation, states):
         if state.kind != "fixed" or len(places) != 1 or value[places[0]].power != 1:
             raise Mixed(SIZE)
         (place,) = places
-        source = place - new_axes
-        if source >= 0 and analysis.dims(tensor)[source] != ONE:
+        source, span = place - new_axes, value[place] // N
+        if source >= 0 and is_tile:  # each example gets all of them
+            span = span * analysis.dims(tensor)[source]
+        elif source >= 0 and analysis.dims(tensor)[source] != ONE:
             raise Mixed(FIXED_BESIDE)
-        result = State("rows", place, value[place] // N)
+        result = State("rows", place, span)
     dims = list(value)
     if is_tile:
         dims = [a * b for a, b in zip(analysis.dims(tensor), value, strict=True)]

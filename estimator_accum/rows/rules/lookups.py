@@ -1,9 +1,8 @@
 """Rules of rows that are looked up by number."""
 
-from typing import NamedTuple
-
 import tensorflow as tf
 
+from estimator_accum.rows.guards import OwnRows
 from estimator_accum.rows.rules.refusals import (
     BY_VALUES,
     PLACE,
@@ -14,20 +13,6 @@ from estimator_accum.rows.rules.refusals import (
 from estimator_accum.rows.rules.table import rule
 from estimator_accum.rows.sizes import ONE, N
 from estimator_accum.rows.states import Mixed, State
-
-
-class Guard(NamedTuple):
-    """Rows that are looked up by number, of their own example unless a value is wrong.
-
-    Attributes:
-        places: The numbers.
-        axis: Their axis of examples.
-        table: The tensor in which they are looked up; its first axis has the examples.
-    """
-
-    places: tf.Tensor
-    axis: int
-    table: tf.Tensor
 
 
 @rule("GatherV2", "Gather", "ResourceGather")
@@ -84,7 +69,7 @@ def _from_own(analysis, places, state: State, tensor, table: State) -> State:
     if state.distance != table.span:
         raise Mixed(BY_VALUES)
     if not state.is_number:
-        analysis.guards.append(Guard(places, state.axis, tensor))
+        analysis.guards.append(OwnRows(places, state.axis, tensor))
     return state._replace(distance=None, is_number=False, is_first=False)
 
 

@@ -74,7 +74,8 @@ def _transpose(analysis, operation, states):
     if order is None:
         raise Mixed("its axes are not known")
     order = [int(axis) for axis in order]
-    result = state._replace(axis=order.index(state.axis), is_first=False)
+    is_first = state.is_first and order == [1, 0]
+    result = state._replace(axis=order.index(state.axis), is_first=is_first)
     dims = analysis.dims(operation.inputs[0])
     dims = [dims[axis] for axis in order]
     return analysis.set_dims(operation.outputs[0], result, dims)
@@ -135,7 +136,7 @@ def _pack(analysis, operation, states):
     _all_alike(states)
     rank = analysis.rank(operation.inputs[0])
     axis = operation.get_attr("axis") % (rank + 1)
-    state = _with_places(states, axis == rank)
+    state = _with_places(states, axis == rank or rank == 1)
     result = with_axis(analysis, operation, state, axis, Size(len(states)))
     return result._replace(is_first=state.is_first)
 

@@ -4,10 +4,13 @@ Each example's entries stay together. A result is a list of its own, since an op
 drop, join or sort the entries of an example.
 """
 
+import tensorflow as tf
+
 from estimator_accum.rows.rules.entries import (
     are_numbers,
     are_rows,
     are_values_of,
+    check_sparse,
     new_sparse,
     set_entries,
     set_rows,
@@ -16,13 +19,7 @@ from estimator_accum.rows.rules.entries import (
 from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
 from estimator_accum.rows.sizes import ONE, N, Size, Unknown, count, sizes
-from estimator_accum.rows.states import FIXED, Mixed, State
-
-
-def _check(indices: State, values: State) -> None:
-    """Raises Mixed unless they are those of a sparse tensor with rows of examples."""
-    if not are_numbers(indices, True) or not are_values_of(values, indices.of):
-        raise Mixed(ALONG)
+from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
 
 
 def _check_fixed(states: list[State]) -> None:
@@ -48,9 +45,9 @@ def _place_of_indices(operation) -> int:
 @rule("SparseReorder", table=RULES_OF_ENTRIES)
 def _reorder(analysis, operation, states):
     indices, values, _ = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     shape_of_sparse(analysis, operation.inputs[2], indices.distance)
-    if indices.of in analysis.complete_lists:
+    if analysis.list_of(indices.of) in analysis.complete_lists:
         analysis.complete_lists.add(analysis.name_of_list(operation))
     return _list(analysis, operation, indices, operation.outputs)
 
@@ -61,7 +58,7 @@ def _concat(analysis, operation, states):
     shapes = []
     for i in range(number):
         indices, values = states[i], states[number + i]
-        _check(indices, values)
+        indices, values = check_sparse(analysis, indices, values)
         if indices.distance != states[0].distance:
             raise Mixed(UNLIKE)
         shape = inputs[2 * number + i]
@@ -91,15 +88,15 @@ def _sum(lengths: list[Size], name: str) -> Size:
 @rule("SparseAdd", "SparseSparseMaximum", "SparseSparseMinimum", table=RULES_OF_ENTRIES)
 def _pair(analysis, operation, states):
     one, other = states[:3], states[3:6]
-    _check(*one[:2])
-    _check(*other[:2])
+    indices, _ = check_sparse(analysis, *one[:2])
+    others, _ = check_sparse(analysis, *other[:2])
     _check_fixed(states[6:])
-    distance = one[0].distance
-    if distance != other[0].distance:
+    distance = indices.distance
+    if distance != others.distance:
         raise Mixed(UNLIKE)
     shape = shape_of_sparse(analysis, operation.inputs[2], distance)
     shape_of_sparse(analysis, operation.inputs[5], distance)
-    results = _list(analysis, operation, one[0], operation.outputs[:2])
+    results = _list(analysis, operation, indices, operation.outputs[:2])
     shapes = operation.outputs[2:]
     return [*results, *(analysis.set_value(output, sizes(shape)) for output in shapes)]
 
@@ -107,7 +104,7 @@ def _pair(analysis, operation, states):
 @rule("SparseSoftmax", table=RULES_OF_ENTRIES)
 def _softmax(analysis, operation, states):
     indices, values, _ = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     if len(shape) < 2:
         raise Mixed(ALONG)
@@ -117,7 +114,7 @@ def _softmax(analysis, operation, states):
 @rule("SparseSplit", table=RULES_OF_ENTRIES)
 def _split(analysis, operation, states):
     axis, indices, values, _ = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     _check_fixed([axis])
     shape = shape_of_sparse(analysis, operation.inputs[3], indices.distance)
     place, number = analysis.value(operation.inputs[0]), operation.get_attr("num_split")
@@ -138,7 +135,7 @@ def _split(analysis, operation, states):
 @rule("SparseSlice", table=RULES_OF_ENTRIES)
 def _slice(analysis, operation, states):
     indices, values, *_ = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     start, size = map(analysis.value, operation.inputs[3:])
     if start is None or size is None or start[0] != Size(0) or size[0] != shape[0]:
@@ -161,7 +158,7 @@ def _slice(analysis, operation, states):
 )
 def _beside_dense(analysis, operation, states):
     indices, values, _, dense = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     tensor = operation.inputs[3]
     is_aligned = analysis.rank(tensor) == len(shape)
@@ -182,7 +179,7 @@ def _beside_dense(analysis, operation, states):
 @rule("SparseBincount", table=RULES_OF_ENTRIES)
 def _counts(analysis, operation, states):
     indices, values, _, size, weights = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     _check_fixed([size])
     shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     has_weights = operation.inputs[4].shape.num_elements() != 0
@@ -212,7 +209,7 @@ def _decode(analysis, operation, states):
 @rule("CTCLoss", table=RULES_OF_ENTRIES)
 def _ctc_loss(analysis, operation, states):
     signals, indices, values, lengths = states
-    _check(indices, values)
+    indices, values = check_sparse(analysis, indices, values)
     if signals != State("rows", 1, indices.distance):
         raise Mixed(ALONG)
     if not are_rows(lengths) or lengths.span != signals.span:
@@ -223,6 +220,33 @@ def _ctc_loss(analysis, operation, states):
         set_rows(analysis, loss, signals.span, []),
         analysis.set_dims(gradient, signals, dims),
     ]
+
+
+@rule("ParseExampleV2", table=RULES_OF_ENTRIES)
+def _parse(analysis, operation, states):
+    texts, names, *others = states
+    if not are_rows(texts) or analysis.rank(operation.inputs[0]) != 1:
+        raise Mixed(ALONG)
+    is_named = operation.inputs[1].shape.num_elements() != 0
+    if is_named and names != texts:
+        raise Mixed(UNLIKE)
+    _check_fixed(others)
+    number = operation.get_attr("num_sparse")
+    outputs, shapes = operation.outputs, operation.get_attr("dense_shapes")
+    sparse = [
+        new_sparse(
+            analysis, operation, outputs[i : 3 * number : number], texts.span, f":{i}"
+        )
+        for i in range(number)
+    ]
+    dense = [
+        set_rows(analysis, output, texts.span, [Size(d.size) for d in shape.dim])
+        if tf.TensorShape(shape).is_fully_defined()
+        else MIXED  # as long as the longest
+        for output, shape in zip(outputs[3 * number :], shapes, strict=False)
+    ]
+    ragged = [MIXED] * (len(outputs) - 3 * number - len(dense))
+    return [*(parts[i] for i in range(3) for parts in sparse), *dense, *ragged]
 
 
 @rule("RaggedTensorToTensor", table=RULES_OF_ENTRIES)

@@ -15,7 +15,10 @@ from tests.helpers.models.interception import cut, train
 v1 = tf.compat.v1
 pytestmark = pytest.mark.once
 _X = np.random.default_rng(0).normal(size=[16, 3]).astype(np.float32)
-_BATCH = {"x": _X, "ids": np.arange(16) % 5}, _X[:, :1] - _X[:, 1:2]
+_BATCH = (
+    {"x": _X, "ids": np.arange(16) % 5},
+    _X[:, :1] - _X[:, 1:2],
+)
 _CASES = {}
 
 
@@ -100,6 +103,17 @@ def _two_kinds_of_optimizers(features, labels, is_mended, is_plain):
     first_op = wrap(_sgd()).minimize(loss, v1.train.get_global_step(), [weights])
     other = wrap(_sgd()) if is_mended else _sgd()
     return loss, tf.group(first_op, other.minimize(second, var_list=[bias]))
+
+
+@_case("must have an entry.* Call tf.nn.safe_embedding_lookup_sparse in place of")
+def _last_example_without_words(features, labels, is_mended, is_plain):
+    safe = tf.nn.safe_embedding_lookup_sparse
+    lookup = safe if is_mended else tf.nn.embedding_lookup_sparse
+    table = v1.get_variable("table", initializer=_X[:7])
+    words = tf.sparse.from_dense(features["ids"][:, None])  # those that are not 0
+    predicted = tf.reduce_sum(lookup(table, words, None, combiner="mean"), 1)
+    loss = tf.reduce_mean(tf.square(predicted - labels[:, 0]))
+    return loss, _minimize(loss)
 
 
 @_case("made inside of tf.cond.* Make the loss outside")

@@ -649,6 +649,86 @@ def _crossed(texts):
     return v1.feature_column.input_layer(features, [column])
 
 
+def _column(make):
+    """Returns a function of columns of words, with weights and without."""
+
+    def columns(texts, ids, y):
+        feature = tf.feature_column
+        words = feature.categorical_column_with_hash_bucket("words", 9)
+        weighted = feature.weighted_categorical_column(words, "weights")
+        number = feature.numeric_column("number", [4])
+        features = {
+            "words": texts,
+            "weights": tf.sigmoid(tf.cast(ids[:, :2], tf.float32) + y[:, None]),
+            "number": tf.cast(ids, tf.float32),
+        }
+        parts = [weighted, feature.bucketized_column(number, [0.5, 2.5])]
+        return [make(features, part) for part in parts]
+
+    return columns
+
+
+def _embedded(features, column):
+    embedding = tf.feature_column.embedding_column(column, 3)
+    return v1.feature_column.input_layer(features, [embedding])
+
+
+def _indicated(features, column):
+    indicator = tf.feature_column.indicator_column(column)
+    return v1.feature_column.input_layer(features, [indicator])
+
+
+def _linear(features, column):
+    return v1.feature_column.linear_model(features, [column])
+
+
+def _some(ids):
+    """Returns a sparse tensor with the first word of each example, and some others."""
+    is_first = tf.one_hot(tf.zeros_like(ids[:, 0]), 4, dtype=tf.int32)
+    places = tf.where(ids * is_first + is_first + ids % 2 > 0)
+    return tf.SparseTensor(places, tf.gather_nd(ids, places), tf.shape(ids, tf.int64))
+
+
+def _of_some(ids):
+    words, table = _some(ids), _static([4, 3])
+    weights = words.with_values(tf.sqrt(tf.cast(words.values, tf.float32) + 1))
+    return [
+        tf.nn.embedding_lookup_sparse(table, words, factors, combiner=way)
+        for factors in (None, weights)
+        for way in ("sum", "mean", "sqrtn")
+    ]
+
+
+def _lengths(ids):
+    words = _even(ids)
+    from tensorflow.python.feature_column import utils
+
+    return [utils.sequence_length_from_sparse_tensor(words, n) for n in (1, 2)]
+
+
+def _parsed(length):
+    numbers, floats = range(1, 5), tf.train.FloatList
+    features = [
+        {"few": tf.train.Feature(float_list=floats(value=range(i))),
+         "all": tf.train.Feature(float_list=floats(value=[i, 2.0]))}
+        for i in numbers
+    ]  # fmt: skip
+    texts = [
+        tf.train.Example(features=tf.train.Features(feature=f)).SerializeToString()
+        for f in features
+    ]
+    parts = v1.io.parse_example(
+        tf.gather(texts, length - 1),
+        {
+            "few": tf.io.VarLenFeature(tf.float32),
+            "all": tf.io.FixedLenFeature([2], tf.float32),
+        },
+    )
+    few = parts["few"]
+    words = few.with_values(tf.cast(few.values, tf.int64))
+    return [parts["all"], tf.nn.safe_embedding_lookup_sparse(_static([5, 3]), words)]
+
+
 def _of_even(make):
     return lambda ids: make(_even(ids))
 
@@ -671,6 +751,12 @@ _OF_ENTRIES = {
     ]), 0, 1),
     "lookups without empty rows": (_of_filled(
         lambda words: tf.nn.embedding_lookup_sparse(_static([4, 3]), words, None)), 0, 1),
+    "lookups of examples with entries": (_of_some, 0, 1),
+    "embedded columns": (_column(_embedded), 0, 1),
+    "indicated columns": (_column(_indicated), 0, 1),
+    "linear columns": (_column(_linear), 0, 1),
+    "lengths of sequences": (_lengths, 0, 1),
+    "parsed examples": (_parsed, 0, 1),
     "weighted lookups": (_of_filled(lambda words: tf.nn.embedding_lookup_sparse(
         _static([4, 3]), words, words.with_values(
             tf.sqrt(tf.cast(words.values, tf.float32))))), 0, 1),
@@ -748,8 +834,12 @@ _MIXED |= {
         texts[:, 0]).to_tensor(),
     "as wide as the longest": lambda texts: tf.sparse.to_dense(
         v1.string_split(texts[:, 0]), default_value=""),
-    "last examples may be missing": _of_even(
-        lambda words: tf.math.segment_sum(words.values, words.indices[:, 0])),
+    "padded with other rows": _of_even(lambda words: tf.concat([
+        tf.math.segment_sum(words.values, words.indices[:, 0]) + 1,
+        tf.zeros(words.dense_shape[:1] - tf.shape(tf.math.segment_sum(
+            words.values, words.indices[:, 0]), tf.int64), tf.int64)], 0)),
+    "pairs of chosen examples": lambda x, y: tf.gather_nd(x, tf.where(
+        x[:, :, 0] > 0)) * tf.gather_nd(x, tf.where(x[:, :, 1] > 0)),
     "numbers of every second entry": _of_even(lambda words: tf.math.unsorted_segment_sum(
         tf.gather(_static([8]), words.indices[::2, 1]), words.indices[::2, 0],
         words.dense_shape[0])),

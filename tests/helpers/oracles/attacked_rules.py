@@ -287,6 +287,8 @@ def _number_of_entries(name: str, graph) -> tf.Tensor:
         return tf.shape(operation.outputs[place])[0]
     axis = 1 if parts[0] == "width" else int(parts[0].removeprefix("axis"))
     number = len(operation.outputs) // 3
+    if operation.type == "ParseExampleV2":
+        number = operation.get_attr("num_sparse")
     return operation.outputs[2 * number + place][axis]
 
 
@@ -316,13 +318,14 @@ class _Judge:
             if state.kind not in ("rows", "fixed") or _is_drawn(tensor):
                 continue
             every, other, some = (run[i][0] for run in (together, changed, apart))
+            axis = state.axis
             if state.is_first:
-                every, other, some = (value[..., 0] for value in (every, other, some))
+                is_turned = axis == every.ndim - 1
+                place, axis = (0, axis - 1) if is_turned else ((..., 0), axis)
+                every, other, some = (value[place] for value in (every, other, some))
             if state.kind == "rows":
-                every, other = (
-                    _by_example(value, state.axis, n) for value in (every, other)
-                )
-                some = _by_example(some, state.axis, len(few))
+                every, other = (_by_example(value, axis, n) for value in (every, other))
+                some = _by_example(some, axis, len(few))
                 if any(value is None for value in (every, other, some)):
                     self._say(tensor, "has no rows for each example")
                     continue
@@ -347,18 +350,17 @@ class _Judge:
             if changed is not None:
                 values[changed] = part.others[changed]
             feeds[part.tensor] = part.array(values[examples])
-        guards = [(g.places, tf.shape(g.table)[0]) for g in self._analysis.guards]
+        guards = [
+            g.holds(tf.constant(len(examples), tf.int64)) for g in self._analysis.guards
+        ]
         fetches = [
             [tensor, sizes["symbols"]]
             for tensor, sizes in zip(self._tensors, self._known, strict=True)
         ]
         results, guarded = session.run([fetches, guards], feeds)
         results = [(np.asarray(value), symbols) for value, symbols in results]
-        for guard, (places, rows) in zip(self._analysis.guards, guarded, strict=True):
-            owners = np.moveaxis(places // (rows // len(examples)), guard.axis, 0)
-            owners = owners.reshape(len(examples), -1)
-            if not np.all(owners == np.arange(len(examples))[:, None]):
-                return None  # such a run is refused
+        if not all(guarded):
+            return None  # such a run is refused
         return results
 
     def _judge_entries(self, session, together: list, number: int) -> None:
@@ -367,6 +369,8 @@ class _Judge:
         if not any(state.kind == "entries" for state in states):
             return
         alone = [self._values(session, [example]) for example in range(number)]
+        if any(values is None for values in alone):
+            return
         for i, (tensor, state) in enumerate(zip(self._tensors, states, strict=True)):
             # Values that are looked up once, and their places, are of no example.
             if state.kind != "entries" or state.places or "Unique" in state.of:

@@ -842,6 +842,9 @@ def _gather_nd(a, kind):
         pieces = pieces[::-1]
     places = tf.concat(pieces, 1) if len(pieces) > 1 else number
     if a.happens(0.2):
+        columns = [tf.squeeze(piece[:, :1], 1) for piece in pieces]
+        places = tf.transpose(tf.stack(columns), a.one_of([1, 0], [1, 0], [0, 1]))
+    if a.happens(0.2):
         places = tf.tile(places, [1, a.one_of(1, 2)])
     if a.happens(0.2):
         places = places[:, : a.one_of(1, 2)]
@@ -860,16 +863,31 @@ def _gather_nd(a, kind):
 def _sparse(a: Attack, dtype=tf.float32, width: int | None = None):
     """Returns indices, values and shape of a sparse matrix, mostly of one list."""
     span, width = a.one_of(1, 1, 2), width or a.length()
+    if a.happens(0.15):
+        return _sparse_of_all(a, dtype, width)
     indices = a.entries([width], span)
     table = a.rows([width], dtype, 0, span, most=9)
     values = tf.gather_nd(table, indices)
     if a.happens(0.15):
         values = tf.gather_nd(table, a.entries([width], span))
+    if a.happens(0.2):  # another list, of as many entries
+        mask = tf.reverse(indices.op.inputs[0], [1])
+        values = tf.gather_nd(table, tf.where(mask))
     if a.happens(0.15):
         shape = a.sizes([a.examples * span, width])
     else:
         shape = tf.shape(table)
     return indices, values, tf.cast(shape, tf.int64)
+
+
+def _sparse_of_all(a: Attack, dtype, width: int):
+    """Returns a sparse matrix with all entries of its rows, as bucketized columns do."""
+    number = a.number_of_examples()
+    rows = tf.reshape(tf.tile(tf.range(number)[:, None], [1, width]), [-1])
+    columns = tf.tile(tf.range(width), [number])
+    indices = tf.cast(tf.transpose(tf.stack([rows, columns])), tf.int64)
+    values = tf.reshape(a.rows([width], dtype, 0, most=9), [-1])
+    return indices, values, tf.cast(tf.stack([number, width]), tf.int64)
 
 
 def _filled(a: Attack, dtype=tf.float32):
@@ -898,6 +916,31 @@ def _split_texts(a, kind):
     texts = a.any([a.examples * a.one_of(1, 2)], tf.string)
     texts = tf.strings.join([texts, "x y", texts], " ")
     return _call(kind, input=texts, delimiter=" ", sep=" ")
+
+
+@_for("ParseExampleV2")
+def _parse(a, kind):
+    texts = []
+    for _ in range(3):
+        example = tf.train.Example()
+        for name in "abc":
+            numbers = a.chance.uniform(size=2 if name == "c" else a.chance.integers(3))
+            example.features.feature[name].float_list.value.extend(numbers)
+        texts.append(example.SerializeToString())
+    texts = (
+        tf.constant(texts)
+        if a.happens(0.1)
+        else tf.gather(
+            tf.constant(texts), a.rows([], tf.int32, axis=0, span=a.one_of(1, 1, 2))
+        )
+    )
+    of_all = tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)
+    features = {
+        "a": tf.io.VarLenFeature(tf.float32),
+        "b": a.one_of(of_all, tf.io.VarLenFeature(tf.float32)),
+        "c": tf.io.FixedLenFeature([2], tf.float32),
+    }
+    return tf.nest.flatten(v1.io.parse_example(texts, features), expand_composites=True)
 
 
 @_for("SparseCross", "SparseCrossV2", "SparseCrossHashed")
@@ -993,7 +1036,18 @@ def _segments(a, kind):
     numbers = indices[:, a.one_of(0, 0, 0, 1)]
     rows = shape[a.one_of(0, 0, 0, 1)]
     arguments = {"data": values, "segment_ids": numbers, "num_segments": rows}
-    return _call(kind, **arguments)
+    result = _call(kind, **arguments)
+    return result if a.happens() else _with_last_rows(a, result, rows)
+
+
+def _with_last_rows(a: Attack, result: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows with zeros for the last ones, as the lengths of sequences."""
+    result = tf.cast(result, tf.float32)
+    result = a.one_of(result, result / 2, tf.math.ceil(result * 3), result + 1)
+    rows = a.one_of(rows, rows, a.examples)
+    missing = tf.cast(rows, tf.int32) - tf.shape(result)[0]
+    padding = a.one_of(tf.zeros, tf.zeros, tf.ones)([missing])
+    return tf.concat([result, padding][:: a.one_of(1, 1, 1, -1)], 0)
 
 
 _MEANS = ("Sum", "Mean", "SqrtN")

@@ -38,8 +38,6 @@ called with rows along the first axis, and reduce or look up others.
 # Reasons why rows of their own example are not split.
 _WITHOUT_RULE = {
     "nn.ctc_loss": "`v1.nn.ctc_loss` is split",
-    "nn.embedding_lookup_sparse": "the last examples may have no entry; "
-    "`safe_embedding_lookup_sparse` is split",
     "nn.isotonic_regression": "rows differed beside other rows when a rule was tried",
     "nn.fractional_avg_pool": "all images share the random regions",
     "nn.fractional_max_pool": "all images share the random regions",

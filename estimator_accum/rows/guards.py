@@ -1,0 +1,109 @@
+"""Facts of the analysis that every micro-batch checks."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from estimator_accum.rows.sizes import Size
+
+
+class OwnRows(NamedTuple):
+    """Rows that are looked up by number belong to their own examples.
+
+    Attributes:
+        places: The numbers.
+        axis: Their axis of examples.
+        table: The tensor in which they are looked up; its first axis has the examples.
+    """
+
+    places: tf.Tensor
+    axis: int
+    table: tf.Tensor
+
+    @property
+    def key(self) -> tuple:
+        """Returns the same for the same tensors."""
+        return self.places.ref(), self.table.ref()
+
+    def holds(self, examples: tf.Tensor) -> tf.Tensor:
+        """Returns whether it holds for a number of examples, a scalar bool."""
+        distance = tf.shape(self.table, tf.int64)[0] // examples
+        span = tf.shape(self.places, tf.int64)[self.axis] // examples
+        shape = [1] * self.axis + [-1] + [1] * (self.places.shape.rank - self.axis - 1)
+        numbers = tf.reshape(tf.range(examples * span) // span, shape)
+        return tf.reduce_all(
+            tf.equal(tf.cast(self.places, tf.int64) // distance, numbers)
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The refusal where it does not hold."""
+        return (
+            "A row must be looked up in its own example, for its batch to be split. "
+            f"Received: {self.places.name}, which are places of others."
+        )
+
+
+class EqualNumbers(NamedTuple):
+    """Two sparse tensors have as many entries of each example.
+
+    Attributes:
+        one: Indices of a sparse tensor.
+        other: Those of the other one.
+    """
+
+    one: tf.Tensor
+    other: tf.Tensor
+
+    @property
+    def key(self) -> tuple:
+        """Returns the same for the same tensors."""
+        return self.one.ref(), self.other.ref()
+
+    def holds(self, examples: tf.Tensor) -> tf.Tensor:
+        """Returns whether it holds, a scalar bool."""
+        one, other = (tf.cast(indices[:, 0], tf.int64) for indices in self)
+        are_alike = tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
+        has_length = tf.equal(tf.size(one), tf.size(other))
+        return tf.logical_and(has_length, tf.reduce_all(are_alike))
+
+    @property
+    def sentence(self) -> str:
+        """The refusal where it does not hold."""
+        return (
+            "Sparse tensors that are combined must have as many entries of each "
+            f"example. Received: {self.one.name} and {self.other.name}, which have "
+            "others. Give each word one weight other than 0."
+        )
+
+
+class LastEntry(NamedTuple):
+    """The last row has an entry.
+
+    Attributes:
+        numbers: Numbers of the rows of all entries, sorted.
+        distance: Number of rows for each example.
+    """
+
+    numbers: tf.Tensor
+    distance: Size
+
+    @property
+    def key(self) -> tuple:
+        """Returns the same for the same tensors."""
+        return (self.numbers.ref(),)
+
+    def holds(self, examples: tf.Tensor) -> tf.Tensor:
+        """Returns whether it holds for a number of examples, a scalar bool."""
+        last = examples * int(self.distance) - 1
+        return tf.reduce_any(tf.equal(tf.cast(self.numbers, tf.int64), last))
+
+    @property
+    def sentence(self) -> str:
+        """The refusal where it does not hold."""
+        return (
+            "The last example of a micro-batch must have an entry in a sparse tensor "
+            "that is reduced without a number of rows. Received: "
+            f"{self.numbers.name}. Call tf.nn.safe_embedding_lookup_sparse in place of "
+            "tf.nn.embedding_lookup_sparse, or reduce with num_segments."
+        )

@@ -1,0 +1,32 @@
+"""Facts that every micro-batch checks."""
+
+import pytest
+import tensorflow as tf
+
+from estimator_accum.rows.guards import EqualNumbers, LastEntry
+from estimator_accum.rows.sizes import Size
+
+_INDICES = tf.constant([[0, 0], [0, 3], [2, 1]], tf.int64)
+
+
+@pytest.mark.parametrize(
+    "others, holds",
+    [
+        ([[0, 2], [0, 4], [2, 0]], True),
+        ([[0, 2], [2, 4], [2, 0]], False),
+        ([[0, 2], [2, 0]], False),
+        ([[0, 2]], False),  # which one would be repeated for all entries
+    ],
+)
+def test_sparse_tensors_must_have_as_many_entries_of_each_example(others, holds):
+    guard = EqualNumbers(_INDICES, tf.constant(others, tf.int32))
+    assert bool(guard.holds(tf.constant(3, tf.int64))) == holds
+
+
+@pytest.mark.parametrize(
+    "examples, distance, holds",
+    [(3, 1, True), (4, 1, False), (1, 3, True), (2, 2, False)],
+)
+def test_the_last_row_must_have_an_entry(examples, distance, holds):
+    guard = LastEntry(_INDICES[:, 0], Size(distance))
+    assert bool(guard.holds(tf.constant(examples, tf.int64))) == holds
