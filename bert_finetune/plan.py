@@ -8,11 +8,11 @@ r"""Plans the training of a BERT before anything runs.
 
 It prints the cheapest way to train that fits: the largest micro-batch, with layers that
 are recomputed in the backward pass if that is faster, or if nothing else fits; and its
-memory, the disk space of the checkpoints, how long the one reduction of an update takes
-on the network, and, in the last line, the flags of `estimator-accum train` to paste. The
-bytes are those of tensors that are alive at the same time, within 15% of what was
-measured on encoders of 2 to 6 layers on a CPU; a fifth of the device's memory is
-reserved, because the allocator cannot use all of it. Exit codes: 0; 2 with one sentence
+memory, the disk space of the checkpoints, the time to reduce one update's gradients over
+the network, and, in the last line, the flags of `estimator-accum train` to paste. The
+bytes count all tensors that are alive at the same time, within 15% of measurements on
+encoders of 2 to 6 layers on a CPU; a fifth of the device's memory is reserved, because
+the allocator cannot use all of it. Exit codes: 0; 2 with one sentence
 when nothing fits or a flag is wrong.
 """
 

@@ -229,6 +229,7 @@ _READERS = {
     "model_fn": lambda: {"feature_columns": [tf.feature_column.numeric_column("x")]},
     "whole_batches": lambda: _ESTIMATORS | {"config": None},
     "no_edit": lambda: _ESTIMATORS | {"plain_model_fn": _plain_model_fn},
+    "README": lambda: _ESTIMATORS | {"model_fn": _plain_model_fn},
     "today": lambda: _ESTIMATORS,
     "reports": lambda: _ESTIMATORS | {"estimator": tf.estimator.Estimator(_model_fn)},
 }

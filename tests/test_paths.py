@@ -33,7 +33,7 @@ def _modules():
         text = path.read_text()
         is_program = '__name__ == "__main__"' in text
         if is_program and re.search(
-            r"\b(make_parser|add_script|OneSentenceParser|PROGRAM)\b", text
+            r"\b(make_parser|make_script_parser|OneSentenceParser|PROGRAM)\b", text
         ):
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 

@@ -108,8 +108,8 @@ def check_packages(tensorflow: str, installed: dict[str, str | None]) -> None:
         )
     if installed["tf_keras"] is None:
         raise ImportError(
-            f"tf.estimator on TensorFlow {tensorflow} must have Keras 2, which is "
-            f"tf_keras. Received: none. Run: pip install 'tf_keras=={major}.{minor}.*'"
+            f"tf.estimator on TensorFlow {tensorflow} needs tf_keras (Keras 2), which is "
+            f"not installed. Run: pip install 'tf_keras=={major}.{minor}.*'"
         )
     protobuf = installed["protobuf"] or "0"
     if (major, minor) == (2, 20) and int(protobuf.split(".")[0]) >= 7:

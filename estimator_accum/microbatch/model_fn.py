@@ -273,9 +273,9 @@ def _check_update(begin: tf.Operation) -> None:
         if begin in needed:
             path = path_to(needed, needed[begin], first=6)
             raise ValueError(
-                "The update, and its learning rate, must not be computed from a "
-                f"micro-batch, of which there are several. Received: {path}. Compute it "
-                "from get_or_create_update_step(), or from a number that you pass in."
+                "The update, and its learning rate, must not depend on one micro-batch: "
+                f"an update has several. Received: {path}. Compute it from "
+                "get_or_create_update_step(), or from a number that you pass in."
             )
 
 

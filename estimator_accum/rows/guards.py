@@ -39,8 +39,9 @@ class OwnRows(NamedTuple):
     def sentence(self) -> str:
         """The refusal where it does not hold."""
         return (
-            "A row must be looked up in its own example, for its batch to be split. "
-            f"Received: {self.places.name}, which are places of others."
+            "Each example may only look up values of its own. Received: "
+            f"{self.places.name}, which reads values of other examples. Train without "
+            "micro-batches."
         )
 
 

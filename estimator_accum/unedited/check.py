@@ -16,7 +16,11 @@ import sys
 from collections.abc import Callable
 
 from estimator_accum.programs.command_line import count
-from estimator_accum.unedited.command import add_script, enable_and_run
+from estimator_accum.unedited.command import (
+    add_script,
+    enable_and_run,
+    make_script_parser,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -25,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: The command line; None reads `sys.argv`.
     """
-    parser = add_script("estimator-accum check", __doc__)
+    parser = make_script_parser("estimator-accum check", __doc__)
     parser.add_argument(
         "--updates",
         type=count,
@@ -33,6 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="N",
         help="updates to compare (default: %(default)d)",
     )
+    add_script(parser)
     flags = parser.parse_args(arguments)
     if flags.gradient_accumulation_steps == 1:
         parser.error(

@@ -11,19 +11,23 @@ from estimator_accum.compat.v1 import enable_v1
 from estimator_accum.programs.command_line import OneSentenceParser, count
 
 
-def add_script(name: str, description: str) -> OneSentenceParser:
-    """Returns a parser of a command that runs a script, with the flags of all of them.
+def make_script_parser(name: str, description: str) -> OneSentenceParser:
+    """Returns a parser of a command that runs a script; it has no flags yet.
 
     Args:
         name: Name of the command.
         description: Description of the command.
     """
-    parser = OneSentenceParser(
+    return OneSentenceParser(
         description,
         prog=name,
         usage="%(prog)s [--flags] script.py --its --flags",
         allow_abbrev=False,
     )
+
+
+def add_script(parser: OneSentenceParser) -> None:
+    """Adds the script, and the flags that all commands for scripts have."""
     parser.add_argument(
         "--v1",
         action="store_true",
@@ -39,7 +43,7 @@ def add_script(name: str, description: str) -> OneSentenceParser:
     parser.add_argument(
         "--force_precision",
         action="store_true",
-        help="does not warn of a processor without instructions for --precision",
+        help="do not warn about a processor without instructions for --precision",
     )
     parser.add_argument(
         "--gradient_accumulation_steps",
@@ -48,10 +52,18 @@ def add_script(name: str, description: str) -> OneSentenceParser:
         help="session.run calls per update, for scripts without an Estimator",
     )
     parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, help="a module, its flags"
+        "-m",
+        dest="module",
+        metavar="MODULE ...",
+        nargs=argparse.REMAINDER,
+        help="a module instead of a script, and its flags",
     )
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="script, its flags")
-    return parser
+    parser.add_argument(
+        "script",
+        metavar="script ...",
+        nargs=argparse.REMAINDER,
+        help="the script and its flags",
+    )
 
 
 def enable_and_run(

@@ -15,7 +15,12 @@ import sys
 from collections.abc import Callable
 
 from estimator_accum.programs.command_line import count
-from estimator_accum.unedited.command import add_script, compute_in, enable_and_run
+from estimator_accum.unedited.command import (
+    add_script,
+    compute_in,
+    enable_and_run,
+    make_script_parser,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,13 +29,14 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: The command line; None reads `sys.argv`.
     """
-    parser = add_script("estimator-accum run", __doc__)
+    parser = make_script_parser("estimator-accum run", __doc__)
     parser.add_argument(
         "--micro_batches",
         type=_micro_batches,
         metavar="N",
         help="micro-batches per batch, or auto: the first of 1, 2, 4, ... that fits (default: auto)",
     )
+    add_script(parser)
     flags = parser.parse_args(arguments)
     if flags.gradient_accumulation_steps is not None and flags.micro_batches:
         parser.error(

@@ -25,10 +25,9 @@ def check_first_order(ys: list[tf.Tensor], reads: dict[tf.Operation, str]) -> No
     read = next(filter(needed.__contains__, reads), None)
     if read is not None:
         raise ValueError(
-            "Gradients must not be computed of a value that needs gradients with "
-            "respect to variables: a micro-batch has only its part of them. "
-            f"Received: {ys[0].name}, which needs the gradient of "
-            f"{reads[read]}. Train without micro-batches."
+            "A loss must not contain gradients with respect to weights: each "
+            f"micro-batch knows only its share of them. Received: {ys[0].name}, which "
+            f"needs the gradient of {reads[read]}. Train without micro-batches."
         )
 
 

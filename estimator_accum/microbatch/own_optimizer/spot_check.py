@@ -65,8 +65,8 @@ _SMALLEST_ROWS = 1e-2  # the same for rows, relative to 1 if they are smaller
 _SCALES = (1.0, 1e-6, 1e6)  # of arriving gradients; shows where they are clipped
 _NOTHING = 0.0  # another one; shows what each micro-batch would add again
 _NO_SUM = (
-    "The gradient of a batch must be the sum of its micro-batches', for any gradient of "
-    "each example's results. Received: {}, which is another one {}. Look for a "
+    "The gradients of the micro-batches must add up to the batch's, for any gradient of "
+    "each example's results. Received: {}, which differs {}. Look for a "
     "tf.custom_gradient that combines examples, or train without micro-batches."
 )
 _NO_ROWS = (

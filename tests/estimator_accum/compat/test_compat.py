@@ -145,7 +145,11 @@ _GOOD = {_ESTIMATOR: "2.15.0", "tf_keras": "2.21.0", "protobuf": "7.1.0"}
     [
         ("2.21.0", {_ESTIMATOR: "2.14.0"}, r"the last one\. Received: 2\.14\.0\. Run"),
         ("2.21.0", {_ESTIMATOR: None}, r"must be 2\.15\.0, the last .* Received: none"),
-        ("2.19.1", {"tf_keras": None}, r"Keras 2, .*none\..* 'tf_keras==2\.19\.\*'"),
+        (
+            "2.19.1",
+            {"tf_keras": None},
+            r"needs tf_keras .*not installed.* 'tf_keras==2\.19\.\*'",
+        ),
         (
             "2.20.0",
             {},

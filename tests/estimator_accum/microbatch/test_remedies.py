@@ -51,7 +51,7 @@ def _loss(features, labels):
     return tf.reduce_mean(tf.square(predicted - labels))
 
 
-@_case("must not be computed from a micro-batch, .*from get_or_create_update_step")
+@_case("must not depend on one micro-batch: .*from get_or_create_update_step")
 def _rate_of_the_batch(features, labels, is_mended, is_plain):
     loss = _loss(features, labels)
     step = v1.train.get_global_step() if is_plain else get_or_create_update_step()

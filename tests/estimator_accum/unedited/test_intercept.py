@@ -397,7 +397,7 @@ def _by_a_hook(loss):
 
 _REFUSED = {
     "loop": (_loop, r"made inside of tf\.cond, tf\.while_loop .*Make the loss outside"),
-    "second_order": (_second_order, r"must not be computed of a value .* hidden\. "),
+    "second_order": (_second_order, r"must not contain gradients .* hidden/?.*"),
     "both": (_both, r"by this library or by optimizers of its own, not by both\. Rece"),
     "nothing": (lambda loss: _step().assign_add(1).op, r"must train by gradients .*"),
     "by_a_hook": (_by_a_hook, r"must use the gradients: .*, which needs none of them"),

@@ -1,11 +1,13 @@
 """Names without a stand-in, listed from a script's source; names of tf_slim."""
 
+import re
 import sys
 import types
 
 import pytest
 import tensorflow as tf
 
+from estimator_accum.compat import __main__
 from estimator_accum.compat.v1 import _contrib, _missing, _slim
 
 _SCRIPT = """import tensorflow as tf
@@ -80,6 +82,30 @@ def test_script_with_all_its_names_has_no_list(folder):
     script = folder / "script.py"
     script.write_text("import tensorflow.contrib.slim\ntensorflow.contrib.slim.conv2d")
     assert _missing.list_missing(str(script), str(folder)) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "printed"),
+    [
+        (_SCRIPT, 1, r"script.py: Names of TensorFlow 1 that have no stand-in.*\(6\):"),
+        ("", 0, r"script.py: every name of TensorFlow 1 has a stand-in"),
+    ],
+)
+def test_list_runs_nothing(content, code, printed, folder, monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "enable_v1", lambda: None)
+    script = folder / "script.py"
+    script.write_text(content + "raise AssertionError")
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["--v1", "--list", str(script)])
+    assert ended.value.code == code
+    assert re.search(printed, capsys.readouterr().out)
+
+
+def test_list_needs_scripts(capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["--v1", "--list", "no_such.py"])
+    assert ended.value.code == 2
+    assert "--list must be followed by Python scripts" in capsys.readouterr().err
 
 
 @pytest.fixture
