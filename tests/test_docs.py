@@ -262,6 +262,17 @@ def test_every_flag_in_the_pages_exists(flag):
     assert is_known or any(re.search(f'"(--)?{flag}"', text) for text in texts)
 
 
+def test_values_of_flags_in_the_pages_are_read():
+    values = PROGRAM.flags()
+    pages = documents.ALL.values()
+    blocks = "".join(b for page in pages for b in documents.blocks(page, "sh"))
+    pairs = set(re.findall(r"--([a-z_]+)=([\w./,-]+)(?=\s)", blocks))
+    arguments = [f"--{flag}={value}" for flag, value in pairs if flag in values]
+    assert len(arguments) > 20
+    for argument in arguments:
+        values(["program", argument])
+
+
 _SETTINGS_BY_PAGE = {
     "bert": bert_settings.Settings,
     "distributed": distributed_settings.Settings,

@@ -1,5 +1,7 @@
 """The notebook of examples/ runs from top to bottom, in a kernel, from a clean folder."""
 
+import ast
+import importlib
 import json
 import re
 import signal
@@ -7,6 +9,8 @@ import sys
 
 import pytest
 
+from bert_finetune.run_classifier import PROGRAM
+from scripts.changed_tests import imported_modules
 from tests.helpers.processes import programs
 from tests.helpers.processes.running import DEADLINE_SECS, ROOT
 
@@ -61,6 +65,19 @@ def test_it_is_valid_and_kept_with_its_outputs():
     _check("\n".join(map(_shown, code)), updates=200)
 
 
+def test_its_code_uses_names_and_flags_that_exist():
+    notebook = nbformat.read(_PATH, nbformat.NO_CONVERT)
+    code = "\n".join(c.source for c in notebook.cells if c.cell_type == "code")
+    flags = re.findall("--([a-z_]+)", code)
+    assert flags and {*flags} - {"device_memory"} <= {*PROGRAM.flags()}
+    assert '"--device_memory"' in (ROOT / "bert_finetune" / "plan.py").read_text()
+    python = re.sub(r"(?m)^\s*[!%].*(\\\n.*)*$", "", code)
+    for module, names in imported_modules(ast.parse(python)):
+        for name in names or ():
+            assert hasattr(importlib.import_module(module), name), (module, name)
+
+
+@pytest.mark.daily
 @pytest.mark.slow
 def test_it_plans_trains_compares_and_draws(outputs):
     shown = "\n".join(outputs)

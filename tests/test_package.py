@@ -74,6 +74,7 @@ def test_both_archives_are_well_described(wheel):
         assert not any("/tests/" in name for name in file.getnames())
 
 
+@pytest.mark.once
 def test_the_wheel_trains_from_another_folder(installed, tmp_path):
     # Packages that the wheel needs come from here, but not this tree's modules.
     needed = str(pathlib.Path(tqdm.__file__).parents[1])

@@ -148,6 +148,9 @@ _THERE = {
     "today": _write_legacy_script,
     "whole_batches": _write_base_config,
 }
+# Their programs have tests of their own, and their flags are looked up below.
+_LONG = ("bert", "clusters", "distributed", "first_five_minutes", "housing_example")
+_LONG += ("performance", "update")
 _WITH_SHELL = [
     name
     for name, text in documents.ALL.items()
@@ -172,7 +175,13 @@ def _script(page: str) -> str:
 
 @pytest.mark.once
 @pytest.mark.slow
-@pytest.mark.parametrize("page", _WITH_SHELL)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.daily] if page in _LONG else [])
+        for page in _WITH_SHELL
+    ],
+)
 def test_the_shell_blocks_of_a_page_run_in_order(page, tmp_path):
     with pages.shell(tmp_path) as run:
         _THERE.get(page, lambda folder: None)(tmp_path)
@@ -316,6 +325,24 @@ def test_flags_of_measurements_that_take_minutes_are_read(script, flags, monkeyp
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     with pytest.raises(_Read):
         module.main()
+
+
+_ROOMS = "bert_finetune|distributed|estimator_accum|examples|housing_example|scripts"
+_STARTED = re.findall(
+    rf"python(?:3\S*)? (?:-m )?((?:{_ROOMS})[./][\w./]+\w)",
+    "\n".join(
+        block
+        for text in documents.ALL.values()
+        for block in documents.blocks(text, "sh")
+    ),
+)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("program", sorted({*_STARTED}))
+def test_every_program_in_the_pages_exists(program):
+    path = program if "/" in program else program.replace(".", "/") + ".py"
+    assert (ROOT / path).is_file()
 
 
 _NAMED = set(

@@ -112,16 +112,22 @@ def _assert_close(folder, whole):
         np.testing.assert_allclose(values, wanted, rtol=1e-5, err_msg=column)
 
 
-def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes, auto):
-    for folder in (in_threes[0], auto):
-        _assert_close(folder, whole)
+def test_weights_and_metrics_do_not_depend_on_an_updates_cut(whole, in_threes):
+    _assert_close(in_threes[0], whole)
+    steps = [variables(path)["global_step"] for path in (whole, in_threes[0])]
+    assert steps == [7, 6 * 6 + 2]
+
+
+@pytest.mark.daily
+def test_memory_decides_about_the_cut(whole, auto):
+    _assert_close(auto, whole)
+    assert variables(auto)["global_step"] == 7
     assert tiny_bert.results(auto)["update_step"] == 7
     content = json.loads((auto / "micro_batches.json").read_text())
     assert content == {"micro_batches": 4}  # 16, 8, and then 4 at once
-    steps = [variables(path)["global_step"] for path in (whole, in_threes[0], auto)]
-    assert steps == [7, 6 * 6 + 2, 7]
 
 
+@pytest.mark.daily
 def test_evaluation_and_prediction_do_not_depend_on_their_cut(auto, settings):
     runs, folder = [], pathlib.Path(settings.output_dir)
     for rows, size in ((16, 16), (3, AUTO)):
@@ -156,6 +162,7 @@ def test_a_micro_step_is_one_session_run(in_threes, tokens):
     assert in_threes[1] - tokens[1] == 38 - 18  # both save equally often
 
 
+@pytest.mark.daily
 def test_a_run_goes_on_cut_in_another_way(settings, in_threes, whole):
     copy_at_step(in_threes[0], pathlib.Path(settings.output_dir), 30)
     folder = run(settings, micro_batch_size=AUTO)
@@ -178,10 +185,12 @@ def test_an_update_that_was_begun_does_not_go_on_cut_in_another_way(
         run(settings, **changes)
 
 
+@pytest.mark.daily
 def test_two_devices_of_one_process_have_the_weights_of_one(mirrored, whole):
     _assert_close(mirrored, whole)
 
 
+@pytest.mark.daily
 def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, whole):
     folder = copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     flags = flags_of(settings, **_OTHER_TASKS, do_predict=True)
@@ -195,6 +204,7 @@ def test_two_tasks_resume_a_run_and_the_chief_does_the_rest(settings, mirrored, 
     assert len((folder / "CoLA.tsv").read_text().splitlines()) == 11
 
 
+@pytest.mark.daily
 def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypatch):
     """For a task that is really lost see tests/distributed/test_clusters.py."""
     calls = mock.Mock()

@@ -166,7 +166,11 @@ def test_a_folder_with_checkpoints_of_another_program_is_refused(flags, capsys):
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize(
-    "dies_after, saved", [(9, "update 2, micro-step 1"), (10, "update 5")]
+    "dies_after, saved",
+    [
+        (9, "update 2, micro-step 1"),
+        pytest.param(10, "update 5", marks=pytest.mark.daily),
+    ],
 )
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
     dies_after, saved, trained_settings, tmp_path, capsys

@@ -18,7 +18,7 @@ from tests.helpers.models.tiny_bert import (
 )
 from tests.helpers.processes import running
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.daily, pytest.mark.slow, pytest.mark.once]
 
 
 def _stack(python) -> tuple[str, ...]:

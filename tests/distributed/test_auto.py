@@ -10,7 +10,7 @@ from tests.helpers.models.short_run import (
 )
 from tests.helpers.processes import running
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = [pytest.mark.daily, pytest.mark.slow, pytest.mark.once]
 
 _PROGRAM = running.PROGRAMS / "short_of_memory.py"
 

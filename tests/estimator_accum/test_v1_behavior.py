@@ -5,6 +5,13 @@ import pytest
 from tests.helpers.processes import running
 
 _FOLDER = running.ROOT / "tests" / "estimator_accum"
+# A test of what every update needs.
+_SHORT = {
+    "test_train_op.py": "state_table or inside_apply_gradients",
+    "test_change.py": "cut_are and clip_by",
+    "test_recompute.py": "without_bit and not branch and not wrap and _embedding",
+    "hooks/test_hooks.py": "stopped_in_mid_window",
+}
 # A test for each part that is built differently: variables and their rows, the
 # `tf.cond` of the boundary, two of them, restored windows, recomputed layers and the
 # loops in them, reports, the retry after running out of memory, writes of a micro-batch.
@@ -26,9 +33,16 @@ _TESTS = {
 
 @pytest.mark.once
 @pytest.mark.slow
-def test_the_core_works_after_disable_v2_behavior():
-    files = [_FOLDER / file for file in _TESTS]
-    words = zip(files, _TESTS.values(), strict=True)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param(_SHORT, id="every_update"),
+        pytest.param(_TESTS, id="every_part", marks=pytest.mark.daily),
+    ],
+)
+def test_the_core_works_after_disable_v2_behavior(tests):
+    files = [_FOLDER / file for file in tests]
+    words = zip(files, tests.values(), strict=True)
     names = " or ".join(f"({file.stem} and ({word}))" for file, word in words)
     arguments = ["-q", "-p", "tests.helpers.models.v1_behavior", "-k", names]
     done = running.run("-m", "pytest", *arguments, *files, cwd=running.ROOT)

@@ -156,8 +156,14 @@ _WAYS = {
 }
 
 
+_PARTS = [
+    pytest.param(part, marks=[] if part in ("growth", "traffic") else pytest.mark.daily)
+    for part in _WAYS
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("part", _WAYS)  # docs/performance.md runs the part housing
+@pytest.mark.parametrize("part", _PARTS)  # docs/performance.md runs the part housing
 def test_every_part_measures(part, tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "tiny", Size(1, 8, 1, vocabulary=40))
     for module in (cola, parts):

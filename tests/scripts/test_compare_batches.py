@@ -14,6 +14,7 @@ from tests.helpers.models.tiny_bert import write_bert, write_cola
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.daily
 @pytest.mark.slow
 def test_the_difference_is_printed_and_judged(tmp_path, capsys, monkeypatch):
     run, trained = subprocess.run, {}

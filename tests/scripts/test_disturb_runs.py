@@ -8,6 +8,7 @@ import pytest
 from scripts.experiments import disturb_runs
 
 
+@pytest.mark.daily
 @pytest.mark.slow
 @pytest.mark.once
 def test_a_disturbed_run_is_compared_with_a_quiet_one(tmp_path, capsys, monkeypatch):

@@ -44,6 +44,7 @@ def test_the_table_of_v1_holds_its_bounds_unless_the_rule_is_broken(
     assert re.fullmatch(r"\| Momentum( \| \d\.\de[-+]\d\d){4} \|", line)
 
 
+@pytest.mark.daily
 @pytest.mark.slow
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
 def test_the_table_of_keras_holds_its_bounds_and_shows_the_others(
