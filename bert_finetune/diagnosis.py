@@ -28,8 +28,10 @@ def constant_loss(labels: np.ndarray) -> float:
     """Returns the smallest mean loss of a prediction that is the same for all inputs.
 
     Args:
-        labels: Classes, int32, or numbers, float32 [examples].
+        labels: Classes, int32, or numbers, float32 [examples], or 0 and 1 [examples, C].
     """
+    if labels.ndim == 2:
+        return float(np.mean([constant_loss(column) for column in labels.T]))
     if labels.dtype.kind == "f":
         return float(np.var(labels, dtype=np.float64))
     shares = np.bincount(labels) / len(labels)
@@ -47,7 +49,7 @@ def of_evaluation(
         labels: Its labels.
         metrics: Its metrics, `ONLY_CLASS` included if labels are classes.
     """
-    if task.is_regression:
+    if task.is_regression or task.is_multi_label:
         return None
     logarithm, share = math.log(task.num_outputs), share_of_largest_class(labels)
     loss = f"the loss is {metrics['eval_loss']:.4f}"

@@ -23,8 +23,8 @@ class EncodedExamples:
         input_ids: int32 [tokens of all examples].
         segment_ids: int8 [tokens of all examples].
         offsets: int64 [examples + 1]; example i is `offsets[i]:offsets[i + 1]`.
-        labels: Classes, int32, or numbers, float32 [examples]; None if there are no
-            labels.
+        labels: Classes, int32, or numbers, float32 [examples], or 0 and 1, int32
+            [examples, C]; None if there are no labels.
         pad_id: Id that pads a row.
         truncated: Number of the examples that are longer.
     """

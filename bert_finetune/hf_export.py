@@ -86,7 +86,8 @@ def _tensors(checkpoint: str, config: BertConfig) -> dict[str, np.ndarray]:
 
 
 def _config(config: BertConfig, task: Task, tokenizer: WordPieceTokenizer) -> dict:
-    kind = "regression" if task.is_regression else "single_label_classification"
+    kind = "multi_label" if task.is_multi_label else "single_label"
+    kind = "regression" if task.is_regression else f"{kind}_classification"
     labels = task.class_names or ("LABEL_0",)  # as transformers names one output
     names = {str(number): label for number, label in enumerate(labels)}
     return {

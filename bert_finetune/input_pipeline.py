@@ -133,13 +133,17 @@ def _input_fn(
     if is_training:
         signature["is_real_example"] = tf.TensorSpec([None], tf.int32)
     if is_labelled:
-        signature = (signature, tf.TensorSpec([None], examples.labels.dtype))
+        signature = (signature, _spec_of(examples.labels))
 
     def input_fn() -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         return dataset.prefetch(_PREFETCHED_BATCHES)
 
     return input_fn
+
+
+def _spec_of(labels: np.ndarray) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *labels.shape[1:]], labels.dtype)
 
 
 def _check_lengths(examples: EncodedExamples, padded_length: int) -> None:

@@ -19,9 +19,10 @@ def eval_metric_ops(
     `ONLY_CLASS` is in no file: the class of all predictions, or -1 if they differ.
 
     Args:
-        names: Metrics out of accuracy, f1 (of class 1) and matthews_correlation, or,
-            of a regression, out of pearson and spearman.
-        labels: int32 [B], or float32 [B] of a regression.
+        names: Metrics out of accuracy, f1 (of class 1) and matthews_correlation; of a
+            regression, out of pearson and spearman; of several labels, out of f1 (of
+            all labels together) and roc_auc (the mean over the labels).
+        labels: int32 [B], float32 [B] of a regression, or int32 [B, C] of several labels.
         logits: [B, classes]; two classes for f1 and matthews_correlation, one column
             for a regression.
         per_example_loss: [B].
@@ -29,6 +30,8 @@ def eval_metric_ops(
     ops = {"eval_loss": tf.compat.v1.metrics.mean(per_example_loss)}
     if labels.dtype.is_floating:
         return ops | _correlations(names, labels, logits[:, 0])
+    if labels.shape.rank == 2:
+        return ops | _of_several_labels(names, labels, logits)
     predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
     ops["eval_accuracy"] = tf.compat.v1.metrics.accuracy(labels, predicted)
     ops[ONLY_CLASS] = _only_class(predicted)
@@ -37,6 +40,44 @@ def eval_metric_ops(
     if "matthews_correlation" in names:
         ops["matthews_correlation"] = _matthews_correlation(labels, predicted)
     return ops
+
+
+def _of_several_labels(
+    names: tuple[str, ...], labels: tf.Tensor, logits: tf.Tensor
+) -> dict[str, Metric]:
+    ops = {}
+    if "f1" in names:
+        ops["f1"] = _f1(labels, tf.cast(logits > 0, tf.int32))
+    if "roc_auc" in names:
+        ops["roc_auc"] = _roc_auc(labels, logits)
+    return ops
+
+
+def _roc_auc(labels: tf.Tensor, logits: tf.Tensor) -> Metric:
+    """Returns the mean area under the curve of the labels that some rows have, not all.
+
+    (sum of the ranks of the positive rows - p (p + 1) / 2) / (p n)
+
+    for p positive and n negative rows, which are all kept. 0 without such a label.
+    """
+    width = labels.shape[1]
+    kept = _variable(np.zeros([0, 2, width]), "labels_and_logits", [None, 2, width])
+    new = tf.stack([tf.cast(labels, tf.float64), tf.cast(logits, tf.float64)], axis=1)
+    update = kept.assign(tf.concat([kept.read_value(), new], 0)).op
+
+    def area(kept):
+        label, logit = tf.unstack(tf.transpose(kept, [1, 2, 0]))  # [C, examples]
+        ranks = (_ranks(logit) + 1) / 2
+        positive = tf.reduce_sum(label, 1)
+        pairs = positive * tf.reduce_sum(1 - label, 1)
+        least = positive * (positive + 1) / 2
+        areas = tf.math.divide_no_nan(tf.reduce_sum(ranks * label, 1) - least, pairs)
+        counts = tf.cast(pairs > 0, tf.float64)
+        return tf.math.divide_no_nan(tf.reduce_sum(areas), tf.reduce_sum(counts))
+
+    with tf.control_dependencies([update]):
+        after = kept.read_value()
+    return area(kept.read_value()), area(after)
 
 
 def _only_class(predicted: tf.Tensor) -> Metric:
@@ -125,8 +166,12 @@ def _pearson(pairs: tf.Tensor) -> tf.Tensor:
 
 def _spearman(pairs: tf.Tensor) -> tf.Tensor:
     """Returns the Pearson correlation of the ranks; equal values share their mean."""
-    columns = tf.transpose(pairs)  # [2, examples]
+    return _pearson(tf.transpose(_ranks(tf.transpose(pairs))))
+
+
+def _ranks(columns: tf.Tensor) -> tf.Tensor:
+    """Returns twice the mean rank of each number in its row, less 1, float64 [C, N]."""
     ordered = tf.sort(columns)
     first = tf.searchsorted(ordered, columns, "left")
     behind = tf.searchsorted(ordered, columns, "right")
-    return _pearson(tf.cast(tf.transpose(first + behind), tf.float64))
+    return tf.cast(first + behind, tf.float64)

@@ -107,6 +107,11 @@ def _logits(
 def _per_example_loss(labels: tf.Tensor, logits: tf.Tensor, task: Task) -> tf.Tensor:
     if task.is_regression:
         return tf.math.squared_difference(logits[:, 0], labels)
+    if task.is_multi_label:
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(
+            tf.cast(labels, logits.dtype), logits
+        )
+        return tf.reduce_mean(losses, axis=1)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
@@ -170,6 +175,12 @@ def _training(
 def _prediction(mode, logits: tf.Tensor, task: Task):
     if task.is_regression:
         predictions = {"score": logits[:, 0]}  # [B]
+    elif task.is_multi_label:
+        probabilities = tf.sigmoid(logits)  # [B, C]
+        predictions = {
+            "probabilities": probabilities,
+            "labels": tf.cast(probabilities > 0.5, tf.int32),
+        }
     else:
         label = tf.argmax(logits, axis=-1, output_type=tf.int32)
         predictions = {

@@ -11,7 +11,8 @@
 `--task_name=yelp.json` is the task yelp. A column is a name for files whose first line
 names the columns and for JSON lines, and a number from 1 for files without such a line.
 `labels` lists the classes as the files write them, maps them to names, or is "numbers"
-for a regression.
+for a regression. A row may have several labels: in one column, with a `separator` between
+them, or as a list of columns of 0 and 1, one for each of `labels`.
 """
 
 import json
@@ -19,12 +20,18 @@ import pathlib
 from typing import Any
 
 from bert_finetune.tables import spelling
-from bert_finetune.tasks import CLASS_METRICS, NUMBER_METRICS, Task, get_task
+from bert_finetune.tasks import (
+    CLASS_METRICS,
+    MULTI_LABEL_METRICS,
+    NUMBER_METRICS,
+    Task,
+    get_task,
+)
 from estimator_accum.programs.json_text import parse_json
 
 NUMBERS = "numbers"  # `labels` of a regression
 _FILES = ("train_file", "dev_file", "test_file")
-_KEYS = (*_FILES, "text_a", "text_b", "label", "labels", "metrics")
+_KEYS = (*_FILES, "text_a", "text_b", "label", "separator", "labels", "metrics")
 _REQUIRED = ("text_a", "label", "labels")
 
 
@@ -66,16 +73,18 @@ def read_task(path: str) -> Task:
             raise _unfit(path, f"name a file of --data_dir as {key}", content[key])
     labels = _labels(path, content["labels"])
     columns, without_header = _columns(path, content)
+    _check_several_labels(path, content, labels)
     test_file = content.get("test_file")
     return Task(
         name=pathlib.Path(path).stem,
         text_a=columns["text_a"],
         text_b=columns.get("text_b"),
         label=columns["label"],
+        separator=content.get("separator"),
         index=None,
         labels=tuple(labels),
         names=tuple(labels.values()),
-        metrics=_metrics(path, content.get("metrics"), len(labels)),
+        metrics=_metrics(path, content, len(labels)),
         train_file=content.get("train_file"),
         dev_files={"": content["dev_file"]} if "dev_file" in content else {},
         test_files={"predictions.tsv": test_file} if test_file else {},
@@ -106,35 +115,60 @@ def _labels(path: str, labels: Any) -> dict[str, str]:
     )
 
 
-def _columns(path: str, content: dict) -> tuple[dict[str, str], tuple[str, ...] | None]:
+def _check_several_labels(path: str, content: dict, labels: dict[str, str]) -> None:
+    """Raises ValueError if the keys of rows with several labels do not fit."""
+    columns, separator = content["label"], content.get("separator")
+    if "separator" in content:
+        if not isinstance(separator, str) or not separator or isinstance(columns, list):
+            rule = "have a text as separator, of the labels in one column"
+            raise _unfit(path, rule, separator)
+        if not labels or any(separator in label for label in labels):
+            rule = f"have a list of labels without {separator!r}, their separator"
+            raise _unfit(path, rule, content["labels"])
+    if isinstance(columns, list) and not len(columns) == len(labels) > 0:
+        rule = f"have one of labels for each of the {len(columns)} columns of label"
+        raise _unfit(path, rule, content["labels"])
+
+
+def _columns(
+    path: str, content: dict
+) -> tuple[dict[str, str | tuple[str, ...]], tuple[str, ...] | None]:
     """Returns the columns by key, and all columns if the files do not name them."""
     columns = {
         key: content[key] for key in ("text_a", "text_b", "label") if key in content
     }
-    if len(set(map(repr, columns.values()))) < len(columns):
-        shown = ", ".join(json.dumps(column) for column in columns.values())
+    *texts, label = columns.values()
+    flat = [*texts, *(label if isinstance(label, list) else [label])]
+    shown = ", ".join(map(json.dumps, flat))
+    if len(set(map(repr, flat))) < len(flat):
         raise _unfit(path, f"have different columns as {', '.join(columns)}", shown)
-    if all(isinstance(column, str) for column in columns.values()):
-        return columns, None
-    if all(type(column) is int and column > 0 for column in columns.values()):
-        last = max(columns.values())
-        numbered = {key: str(column) for key, column in columns.items()}
-        return numbered, tuple(str(number) for number in range(1, last + 1))
+    has_names = all(isinstance(column, str) for column in flat)
+    if has_names or all(type(column) is int and column > 0 for column in flat):
+        named = {
+            key: tuple(map(str, column)) if isinstance(column, list) else str(column)
+            for key, column in columns.items()
+        }
+        last = 0 if has_names else max(flat)
+        return named, tuple(str(i + 1) for i in range(last)) or None
     raise _unfit(
         path,
         "have as columns names alone, for files with a header, or numbers >= 1 alone, "
         "for files without one",
-        ", ".join(json.dumps(column) for column in columns.values()),
+        shown,
     )
 
 
-def _metrics(path: str, metrics: Any, num_classes: int) -> tuple[str, ...]:
-    if num_classes == 2:
+def _metrics(path: str, content: dict, num_classes: int) -> tuple[str, ...]:
+    metrics = content.get("metrics")
+    is_multi_label = "separator" in content or isinstance(content["label"], list)
+    if is_multi_label:
+        allowed = MULTI_LABEL_METRICS
+    elif num_classes == 2:
         allowed = CLASS_METRICS
     else:
         allowed = CLASS_METRICS[:1] if num_classes else NUMBER_METRICS
     if metrics is None:
-        return allowed if num_classes == 0 else allowed[:1]
+        return allowed if num_classes == 0 or is_multi_label else allowed[:1]
     if isinstance(metrics, list) and metrics and set(map(str, metrics)) <= set(allowed):
         return tuple(metrics)
     raise _unfit(path, f"have metrics out of {', '.join(allowed)}", metrics)

@@ -35,7 +35,8 @@ def end_of_run(
     """
     folder = pathlib.Path(run.settings.output_dir)
     rows = metric_rows(run.task, metrics)
-    if metrics and not run.task.is_regression:
+    has_classes = not run.task.is_regression and not run.task.is_multi_label
+    if metrics and has_classes:
         shares = (share_of_largest_class(dev.labels) for dev in run.dev.values())
         rows.append(["share of the largest class", *(f"{s:.4f}" for s in shares)])
     last = read_progress(run.settings.output_dir).update or update

@@ -32,13 +32,13 @@ def write_predictions(
         output_dir: Folder of both files.
         task: The task, which names the classes.
         submission_file: GLUE's name of the submission, e.g. `CoLA.tsv`; its columns are
-            index and prediction, the class's name or the number.
+            index and prediction, the class's name, the labels' names or the number.
         probabilities_file: Name of the other file: one line per example, one column per
             class, no header, as google-research/bert's `test_results.tsv`; one column
             for a regression.
         rows: The test file's rows.
-        predictions: One dict for each row, with "probabilities" and "label", or with
-            "score" for a regression.
+        predictions: One dict for each row, with "probabilities" and "label", with
+            "probabilities" and "labels" for several, or with "score" for a regression.
 
     Returns:
         The paths (probabilities, submission).
@@ -47,6 +47,11 @@ def write_predictions(
     for row, prediction in zip(rows, predictions, strict=True):
         if task.is_regression:
             outputs, answer = [prediction["score"]], str(prediction["score"])
+        elif task.is_multi_label:
+            outputs, labels = prediction["probabilities"], prediction["labels"]
+            pairs = zip(task.class_names, labels, strict=True)
+            names = [name for name, is_label in pairs if is_label]
+            answer = (task.separator or ",").join(names)
         else:
             outputs = prediction["probabilities"]
             answer = task.class_names[prediction["label"]]

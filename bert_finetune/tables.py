@@ -20,14 +20,16 @@ Row = tuple[int, list[str]]
 _LONGEST_FIELD = 2**31 - 1  # of a CSV file [characters]; the default is 131,072
 
 
-def read_rows(path: pathlib.Path, columns: Sequence[str], label: str) -> Iterator[Row]:
+def read_rows(
+    path: pathlib.Path, columns: Sequence[str], labels: Sequence[str]
+) -> Iterator[Row]:
     """Yields the rows of a file, the header first if it has one.
 
     Args:
         path: The file.
         columns: Keys to take from each JSON object; the first row names them, as a
             header does. Other files have all their columns.
-        label: The one of these keys whose value need not be a string.
+        labels: Those of these keys whose value need not be a string.
 
     Raises:
         ValueError: If a line is not UTF-8, or not CSV or JSON as its file's name says,
@@ -37,7 +39,7 @@ def read_rows(path: pathlib.Path, columns: Sequence[str], label: str) -> Iterato
     if path.suffix.lower() == ".csv":
         return _comma_separated(path, lines)
     if path.suffix.lower() in (".jsonl", ".json"):
-        return _objects(path, lines, columns, label)
+        return _objects(path, lines, columns, labels)
     return ((number, line.split("\t")) for number, line in lines if line)
 
 
@@ -79,7 +81,7 @@ def _comma_separated(path: pathlib.Path, lines: Iterator[tuple[int, str]]):
         csv.field_size_limit(usual)
 
 
-def _objects(path: pathlib.Path, lines: Iterator[tuple[int, str]], columns, label):
+def _objects(path: pathlib.Path, lines: Iterator[tuple[int, str]], columns, labels):
     yield 0, list(columns)
     for number, line in lines:
         if not line.strip():
@@ -99,7 +101,7 @@ def _objects(path: pathlib.Path, lines: Iterator[tuple[int, str]], columns, labe
                 "task's file."
             )
         for name in columns:
-            _check_value(f"{path} line {number}", name, content[name], name == label)
+            _check_value(f"{path} line {number}", name, content[name], name in labels)
         yield number, [spelling(content[name]) for name in columns]
 
 

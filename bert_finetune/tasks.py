@@ -14,6 +14,7 @@ from estimator_accum.programs.numerals import parse_number
 
 CLASS_METRICS = ("accuracy", "f1", "matthews_correlation")
 NUMBER_METRICS = ("pearson", "spearman")
+MULTI_LABEL_METRICS = ("f1", "roc_auc")
 _LARGEST = 1e12  # bound of a regression's labels, so that the square fits in float32
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
@@ -26,14 +27,14 @@ class Example(NamedTuple):
         guid: The index of a row of a test file, else file and line: `train-17`.
         text_a: The first or only sentence.
         text_b: The second sentence; None for single-sentence tasks.
-        label: Position in `Task.labels`, or the number of a regression; None where the
-            file has no labels.
+        label: Position in `Task.labels`, the number of a regression, or 0 or 1 for each
+            of several labels; None where the file has no labels.
     """
 
     guid: str
     text_a: str
     text_b: str | None
-    label: int | float | None
+    label: int | float | tuple[int, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +47,9 @@ class Task:
         text_b: Column of the second sentence; None for single-sentence tasks.
         labels: Labels as written in the files; a model's class i is `labels[i]`. None
             of them is a regression, whose labels are numbers.
-        metrics: Names out of `CLASS_METRICS` or, of a regression, `NUMBER_METRICS`.
-        label: Column of the label.
+        metrics: Names out of `CLASS_METRICS`, `NUMBER_METRICS` for a regression, or
+            `MULTI_LABEL_METRICS`.
+        label: Column of the label, or a column of 0 and 1 for each of `labels`.
         index: Column of the row's number in test files; None numbers the rows from 0,
             and test files are like the labelled ones.
         train_file: Name of the training file; None if there is none.
@@ -60,6 +62,7 @@ class Task:
         ignored_labels: Rows with such a label are skipped.
         skips_broken_rows: Whether labelled files are known to hold rows with too few
             or too many columns, which GLUE's loaders skip.
+        separator: Text between several labels of a row; None if the column holds one.
         names: Names of the classes in predictions and exports; those of `labels` if
             empty.
         source: The file that describes the task; None for GLUE's.
@@ -70,7 +73,7 @@ class Task:
     text_b: str | None = None
     labels: tuple[str, ...] = ("0", "1")
     metrics: tuple[str, ...] = ("accuracy",)
-    label: str = "label"
+    label: str | tuple[str, ...] = "label"
     index: str | None = "index"
     train_file: str | None = "train.tsv"
     dev_files: dict[str, str] = field(default_factory=lambda: {"": "dev.tsv"})
@@ -78,6 +81,7 @@ class Task:
     columns_without_header: tuple[str, ...] | None = None
     ignored_labels: tuple[str, ...] = ()
     skips_broken_rows: bool = False
+    separator: str | None = None
     names: tuple[str, ...] = ()
     source: str | None = None
 
@@ -85,6 +89,16 @@ class Task:
     def is_regression(self) -> bool:
         """True if labels are numbers, and the model's output is one."""
         return not self.labels
+
+    @property
+    def is_multi_label(self) -> bool:
+        """True if a row may have any number of labels."""
+        return self.separator is not None or not isinstance(self.label, str)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of the labels."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
     @property
     def num_outputs(self) -> int:
@@ -223,7 +237,7 @@ def read_examples(
     """
     path = _find_file(task, pathlib.Path(data_dir), split_file)
     columns = _columns(task, labelled)
-    rows = read_rows(path, columns, task.label)
+    rows = read_rows(path, columns, task.label_columns)
     position, width = _layout(task, path, rows, columns, labelled)
     examples = []
     broken = []
@@ -234,7 +248,7 @@ def read_examples(
             if labelled and task.skips_broken_rows:
                 continue
             raise ValueError(broken[0])
-        if labelled and row[position[task.label]] in task.ignored_labels:
+        if labelled and row[position[task.label_columns[0]]] in task.ignored_labels:
             continue
         guid = f"{path.stem}-{number}"
         if not labelled:
@@ -268,7 +282,8 @@ def _find_file(task: Task, data_dir: pathlib.Path, name: str) -> pathlib.Path:
 
 def _columns(task: Task, labelled: bool) -> list[str]:
     """Returns the columns that are needed of a file."""
-    columns = [task.text_a, task.text_b, task.label if labelled else task.index]
+    columns = [task.text_a, task.text_b]
+    columns += task.label_columns if labelled else [task.index]
     return [column for column in columns if column is not None]
 
 
@@ -356,9 +371,32 @@ def _example(
     text_a = row[position[task.text_a]]
     text_b = None if task.text_b is None else row[position[task.text_b]]
     label = None
-    if task.label in position:
-        label = _label(task, f"{path} line {number}", row[position[task.label]])
+    if task.label_columns[0] in position:
+        texts = [row[position[column]] for column in task.label_columns]
+        label_of = _several_labels if task.is_multi_label else _label
+        label = label_of(task, f"{path} line {number}", *texts)
     return Example(guid, text_a, text_b, label)
+
+
+def _several_labels(task: Task, place: str, *texts: str) -> tuple[int, ...]:
+    """Returns 0 or 1 for each label."""
+    if task.separator is None:
+        rule = f"0 or 1 in each of the columns {', '.join(task.label_columns)}"
+        numbers = [{"0": 0, "1": 1}.get(text.strip()) for text in texts]
+        wrong = [text for text, n in zip(texts, numbers, strict=True) if n is None]
+    else:
+        words = [word.strip() for word in texts[0].split(task.separator)]
+        words = [word for word in words if word]
+        rule = f"labels of {task.name}, with {task.separator!r} between them: "
+        rule += " or ".join(task.labels)
+        numbers = [int(label in words) for label in task.labels]
+        wrong = [word for word in words if word not in task.labels]
+    if wrong:
+        raise ValueError(
+            f"{place} must have {rule}. Received: {wrong[0]!r}. Correct the line, or "
+            f"`labels` and `separator` in {task.source}."
+        )
+    return tuple(numbers)
 
 
 def _label(task: Task, place: str, text: str) -> int | float:

@@ -41,6 +41,33 @@ def test_metrics_equal_their_definitions():
     assert values["only_class"] == -1
 
 
+def test_metrics_of_several_labels_equal_their_definitions():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, [40, 3]).astype(np.int32)
+    labels[:, 2] = 1  # which no curve has
+    logits = (random.normal(size=[40, 3]) + labels).round(1)
+    with tf.Graph().as_default(), v1.Session() as session:
+        label = v1.placeholder(tf.int32, [None, 3])
+        logit = v1.placeholder(tf.float32, [None, 3])
+        ops = metrics.eval_metric_ops(("f1", "roc_auc"), label, logit, logit[:, 0])
+        session.run(v1.local_variables_initializer())
+        for part in np.split(np.arange(40), [7, 19]):
+            feed = {label: labels[part], logit: logits[part]}
+            session.run([update for _, update in ops.values()], feed)
+        values = session.run({name: value for name, (value, _) in ops.items()})
+    is_true, is_predicted = labels == 1, logits > 0
+    correct = np.sum(is_true & is_predicted)
+    f1 = 2 * correct / (is_true.sum() + is_predicted.sum())
+    assert values["f1"] == pytest.approx(f1, 1e-6)
+    areas = []
+    for column in range(2):
+        positive = logits[is_true[:, column], column, None]
+        negative = logits[~is_true[:, column], column]
+        wins = (positive > negative) + (positive == negative) / 2
+        areas.append(np.mean(wins))
+    assert values["roc_auc"] == pytest.approx(np.mean(areas), 1e-6)
+
+
 @pytest.mark.parametrize(("last", "only"), [(1, 1), (0, -1)])
 def test_the_only_class_is_that_of_all_batches(last, only):
     predicted = np.array([1] * 9 + [last])

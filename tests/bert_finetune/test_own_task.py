@@ -71,6 +71,22 @@ def test_pairs_and_numbers_are_read_by_the_columns_names(tmp_path, file, text):
     assert (task.num_outputs, task.metrics) == (1, ("pearson", "spearman"))
 
 
+_TAGS = {"text_a": "text", "label": "tags", "separator": ";", "labels": ["b", "a", "c"]}
+_MARKS = {"text_a": 1, "label": [2, 4], "labels": ["rude", "long"]}
+
+
+def test_a_row_has_several_labels_in_a_column_or_in_columns_of_0_and_1(tmp_path):
+    task = _task(tmp_path, _TAGS)
+    examples = _read(tmp_path, task, "a.tsv", "tags\ttext\na; b\tA\n\tB\nc\tC\n")
+    assert [row.label for row in examples] == [(1, 1, 0), (0, 0, 0), (0, 0, 1)]
+    assert (task.num_outputs, task.main_metric) == (3, "roc_auc")
+    task = _task(tmp_path, _MARKS)
+    examples = _read(tmp_path, task, "a.csv", "A,1,x,0\nB,0,y,1\n")
+    assert [row.label for row in examples] == [(1, 0), (0, 1)]
+    texts = _read(tmp_path, task, "test.csv", "A,,,\n", labelled=False)
+    assert [row.label for row in texts] == [None]
+
+
 def test_a_quoted_text_may_be_long_and_follow_a_space(tmp_path):
     text = f'1, "A, a"\n2,"{200_000 * "B"}"\n'
     examples = _read(tmp_path, _task(tmp_path, _YELP), "a.csv", text)
@@ -128,6 +144,16 @@ def test_classes_are_written_as_in_json_lines_too(tmp_path):
         (_YELP | {"labels": [None, "1"]}, r"as labels a list of .* Received: \[null, "),
         (_YELP | {"labels": {"1": "a", "2": "a"}}, "two or more different"),
         (_YELP | {"labels": ["a", "b", "a"]}, "a list of two or more different class"),
+        (_TAGS | {"separator": ""}, "have a text as separator, .* Received: nothing"),
+        (_MARKS | {"separator": ","}, "have a text as separator, of the labels in one"),
+        (_TAGS | {"labels": ["a;b", "c"]}, "a list of labels without ';', their sep"),
+        (_TAGS | {"labels": "numbers"}, "have a list of labels without .*: numbers"),
+        (
+            _MARKS | {"labels": ["a", "b", "c"]},
+            "have one of labels for each of the 2 c",
+        ),
+        (_MARKS | {"label": [2, 1]}, "different columns as text_a, label. .*: 1, 2, 1"),
+        (_MARKS | {"metrics": ["accuracy"]}, "metrics out of f1, roc_auc. Received"),
         (_YELP | {"metrics": ["f2"]}, "metrics out of accuracy, f1, matthews_corr"),
         (_YELP | {"labels": "numbers", "metrics": ["f1"]}, "out of pearson, spearman."),
         (
@@ -263,6 +289,22 @@ def test_an_unfit_row_of_named_columns_is_refused(tmp_path, file, text, sentence
         _read(tmp_path, _task(tmp_path, _PAIRS), file, text)
 
 
+@pytest.mark.parametrize(
+    ("content", "text", "sentence"),
+    [
+        (
+            _TAGS,
+            "tags\ttext\na;d\tA\n",
+            "have labels of .*: b or a or c. Received: 'd'",
+        ),
+        (_MARKS, "A\t1\tx\t2\n", "have 0 or 1 in each of the columns 2, 4. .*: '2'"),
+    ],
+)
+def test_a_row_with_another_label_is_refused(tmp_path, content, text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _read(tmp_path, _task(tmp_path, content), "a.tsv", text)
+
+
 def test_predictions_and_the_hugging_face_config_have_the_names_of_classes(
     tmp_path, bert_dir
 ):
@@ -279,6 +321,8 @@ def test_predictions_and_the_hugging_face_config_have_the_names_of_classes(
     assert config["label2id"] == {"negative": 0, "positive": 1}
     config = hf_export._config(tiny_bert.CONFIG, find_task("STS-B"), tokenizer)
     assert (config["problem_type"], config["num_labels"]) == ("regression", 1)
+    config = hf_export._config(tiny_bert.CONFIG, _task(tmp_path, _TAGS), tokenizer)
+    assert config["problem_type"] == "multi_label_classification"
 
 
 @pytest.mark.parametrize("micro_batch_size", [4, "auto"])
@@ -316,3 +360,40 @@ def test_a_regression_learns_and_predicts_numbers(settings, tmp_path, micro_batc
     settings_file = json.loads((folder / "run_settings.json").read_text())
     assert settings_file["task_name"] == "stars"
     assert settings_file["flags"]["task_name"] == str(tmp_path / "stars.json")
+
+
+def test_several_labels_are_learned_and_predicted(settings, tmp_path):
+    """Words below w10 mean low, the others high; each row is a text."""
+
+    def row(_, label, text):
+        labels = ["low", "text"] if label else ["high", "text"]
+        return json.dumps({"text": text, "tags": ",".join(labels)})
+
+    for seed, (name, count) in enumerate({"train": 50, "dev": 20}.items()):
+        tiny_bert.write_rows(tmp_path / f"{name}.jsonl", count, seed, row)
+    files = {"train_file": "train.jsonl", "dev_file": "dev.jsonl"}
+    content = {"text_a": "text", "label": "tags", "labels": ["low", "high", "text"]}
+    content |= files | {"test_file": "dev.jsonl", "separator": ","}
+    _task(tmp_path, content, "tags.json")
+    folder = tiny_bert.run(
+        settings,
+        task_name=str(tmp_path / "tags.json"),
+        data_dir=str(tmp_path),
+        effective_batch_size=8,
+        num_train_epochs=30.0,
+        **dict.fromkeys(("do_train", "do_eval", "do_predict"), True),
+    )
+    metrics = tiny_bert.results(folder)
+    assert metrics["f1"] > 0.9 and metrics["roc_auc"] > 0.9
+    probabilities = np.loadtxt(folder / "test_results.tsv")
+    assert np.any(probabilities.sum(1) > 1.5)
+    lines = (folder / "predictions.tsv").read_text().splitlines()[1:]
+    names = [",".join(np.array(content["labels"])[row > 0.5]) for row in probabilities]
+    assert [line.split("\t")[1] for line in lines] == names
+    wanted = [
+        json.loads(line)["tags"].split(",")
+        for line in (tmp_path / "dev.jsonl").read_text().splitlines()
+    ]
+    labels = np.array([[name in row for name in content["labels"]] for row in wanted])
+    losses = -np.log(np.where(labels, probabilities, 1 - probabilities))
+    assert metrics["eval_loss"] == pytest.approx(losses.mean(), 1e-3)
