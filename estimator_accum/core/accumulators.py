@@ -249,9 +249,15 @@ def _dense(accumulators: list) -> list[Accumulator]:
 
 def release_sums(accumulators: list[Accumulator]) -> list[tf.Operation]:
     """Frees the memory of this replica's dense sums, until they are assigned again."""
+    totals = [total for total, _ in _dense(accumulators)]
+    if not tf.compat.v1.get_default_graph().building_function:
+        return [tf.raw_ops.DestroyResourceOp(resource=t.handle) for t in totals]
+    # A variable of eager execution lives as long as its handle.
+    nothing = [tf.zeros([0], total.dtype) for total in totals]
+    values = [tf.raw_ops.PlaceholderWithDefault(input=n, shape=None) for n in nothing]
     return [
-        tf.raw_ops.DestroyResourceOp(resource=total.handle)
-        for total, _ in _dense(accumulators)
+        tf.raw_ops.AssignVariableOp(resource=total.handle, value=value)
+        for total, value in zip(totals, values, strict=True)
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.internals import OWN_GRADIENT, functions_in
-from estimator_accum.graph.walks import data_ancestors, walk
+from estimator_accum.graph.walks import walk
 
 
 def library_of_functions(graph: tf.Graph | None = None) -> dict:
@@ -68,17 +68,6 @@ def all_nodes(operations: Iterable[tf.Operation]) -> list:
     nodes = [operation.node_def for operation in operations]
     called = [name for node in nodes for name in functions_of(node)]
     return [*nodes, *nodes_of(called, library_of_functions())]
-
-
-def numbers_behind(tensors: Iterable[tf.Tensor]) -> set[float]:
-    """Returns the floating-point constants from which tensors are computed.
-
-    They are the same for a batch of a static and of an unknown size, unless Python has
-    read the size as a number.
-    """
-    numbers = numbers_of(data_ancestors(tensor.op for tensor in tensors))
-    # tf.zeros_like and tf.ones_like make these of a static size alone.
-    return {n for n in numbers if n not in (0, 1) and not np.isnan(n)}
 
 
 def numbers_of(operations: Iterable[tf.Operation]) -> set[float]:

@@ -105,6 +105,71 @@ def is_composite(value) -> bool:
     return isinstance(value, tf.__internal__.CompositeTensor)
 
 
+# Their code computes alike with and without static sizes, but for functions that return
+# a shape to their caller, and modules through which others are called.
+_LIBRARIES = {"tensorflow", "keras", "tf_keras", "estimator_accum"}
+_READERS = {
+    *("shape", "get_shape", "_shape_as_list", "_shape_tuple", "int_shape"),
+    *("constant_value", "_ConstantValue", "constant_value_as_shape", "from_tensor"),
+    *("from_value", "type_spec_from_value", "len_", "_tf_tensor_len", "__len__"),
+}
+_PASSING_ON = {
+    "estimator_accum.graph.internals",
+    "estimator_accum.microbatch.static_sizes",
+    "tensorflow.python.autograph.impl.api",
+    "tensorflow.python.util.dispatch",
+    "tensorflow.python.util.traceback_utils",
+}
+
+
+class _LazyShape(tf.TensorShape):
+    def __init__(self, shape: tf.TensorShape, infer: Callable[[], tf.TensorShape]):
+        self._partial, self._infer = tuple(shape.as_list()), infer
+        super().__init__(shape)
+
+    @property
+    def _dims(self) -> tuple:
+        return tuple(self._infer().as_list())
+
+    @_dims.setter
+    def _dims(self, dims) -> None:
+        pass
+
+    @property
+    def rank(self) -> int:
+        return len(self._partial)
+
+    def __len__(self) -> int:
+        return self.rank
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, key):
+        dims = self._partial[key]
+        if isinstance(key, slice):
+            return super().__getitem__(key) if None in dims else tf.TensorShape(dims)
+        return super().__getitem__(key) if dims is None else dims
+
+
+def lazy_shape(shape: tf.TensorShape, infer: Callable) -> tf.TensorShape:
+    """Returns a shape that infers None, when read. If renamed, steps read None."""
+    return _LazyShape(shape, infer)
+
+
+def is_shape_read_outside() -> bool:
+    """Returns whether other code reads a shape. If renamed, steps read None."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module.partition(".")[0] not in _LIBRARIES:
+            return True
+        if name not in _READERS and module not in _PASSING_ON:
+            return False
+        frame = frame.f_back
+    return False
+
+
 # Graphs and sessions.
 
 
@@ -160,6 +225,28 @@ def graph_of_function(call: tf.Operation, shapes: list, name: str) -> tf.Graph:
 def run_all_in_branches(graph: tf.Graph) -> None:
     """Has branches and loops make their changes. If renamed, those of steps do not."""
     graph._add_control_dependencies = True
+
+
+def graph_of_new_function(name: str) -> tf.Graph:
+    """Returns a graph that captures outer tensors. If renamed, no step is split."""
+    return tf.__internal__.FuncGraph(name)
+
+
+def convert_by_autograph(function: Callable) -> Callable:
+    """Returns a function as tf.function converts it. If renamed, no step is split."""
+    context = tf.__internal__.autograph.control_status_ctx()
+    convert = tf.__internal__.autograph.tf_convert
+    return convert(function, context, user_requested=True)
+
+
+def is_converted_by_autograph(function) -> bool:
+    """Returns whether a tf.function is. If renamed, steps are converted in any case."""
+    return getattr(function, "_autograph", True)
+
+
+def is_compiled_by_xla(function) -> bool:
+    """Returns whether a tf.function is. If renamed, steps do not say that they are not."""
+    return bool(getattr(function, "_jit_compile", False))
 
 
 def call_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """Operations that run twice in a batch must give the same result both times.
 
-    random numbers       drawn by a stateless operation instead, seeded by micro-batch
+    random numbers       drawn by a stateless operation instead, seeded by micro-batch;
+                         a tf.random.Generator moves once, and gives its state before
     variables, tables    read; an operation that writes to them in between is an error
     others with state    refused
 
@@ -12,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+from estimator_accum.core.current_batch import current_batch
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of, is_stateful
@@ -28,6 +30,7 @@ from estimator_accum.graph.names import (
 )
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.graph.writers import is_reference, may_be_variable, variable_of
+from estimator_accum.microbatch.work import Work
 from estimator_accum.microbatch.writes import written_by
 from estimator_accum.seed import seed_of_draw
 
@@ -51,6 +54,8 @@ _LEAVES_NOTHING = re.compile(
     r"Is[A-Z]|Timestamp|DeviceIndex|TensorArray|Stack|TemporaryVariable|"
     r"DestroyTemporaryVariable|DeepCopy|DisableCopyOnRead|NonDeterministicInts|Xla"
 )
+_TAKES_STATE = "RngReadAndSkip"  # of a tf.random.Generator, for stateless operations
+_MOST_DRAWS = 2**40  # of an operation in a batch
 OUTPUTS = "`outputs` of whole_batch_loss"
 
 
@@ -77,6 +82,8 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
         is_by_example = operation.type in STATELESS.keys() - {"RandomShuffle"}
         if is_by_example and context_of(operation) is None:
             _draw_statelessly(operation, is_shared=False)
+        elif operation.type == _TAKES_STATE and context_of(operation) is None:
+            _take_state_once(operation)
         elif not is_repeatable(operation, library):
             raise ValueError(
                 f"{name} are computed twice, so their operations must give one result and "
@@ -181,6 +188,25 @@ def _draw_statelessly(operation: tf.Operation, *, is_shared: bool) -> None:
         replacement = draw(**inputs, seed=seed, dtype=drawn.dtype)
     replacement.set_shape(drawn.shape)
     replace(drawn, replacement)
+
+
+def _take_state_once(operation: tf.Operation) -> None:
+    """Has all runs of a micro-batch draw from one state of a generator."""
+    handle, algorithm, _ = operation.inputs
+    (state,), batch = operation.outputs, current_batch()
+    with tf.control_dependencies(None), tf.device(operation.device):
+        slot = batch.works.slot("state_of_generator", state.dtype, state.shape)
+        taken = tf.raw_ops.RngReadAndSkip(
+            resource=handle,
+            alg=tf.identity(algorithm),
+            delta=tf.constant(_MOST_DRAWS, tf.uint64),
+        )
+        batch.works.add(Work(before=[slot.write(taken)]))
+        # The second number is no part of what draws move by less than 2**64.
+        offset = batch.begin * tf.one_hot(1, state.shape[0], dtype=state.dtype)
+        replacement = slot.read() + offset
+    replacement.set_shape(state.shape)
+    replace(state, replacement)
 
 
 def _kinds(node, library: dict) -> Iterator[str]:

@@ -120,7 +120,7 @@ class BatchRunner:
         if not any(rows):
             raise ValueError(
                 "A batch must have at least one example. Received: none at "
-                f"{place}. Leave empty batches out in input_fn."
+                f"{place}. Leave empty batches out of the data set."
             )
         self._batches += 1
         self.numbers = sum(math.prod(shape) for parts in shapes for shape in parts)
@@ -196,7 +196,7 @@ class BatchRunner:
                 "A batch that ran out of memory must change variables and tables alone, "
                 f"to be retried. Received: {operation.name} of type {operation.type} at "
                 f"{place}. Pass a fixed number of micro-batches, larger than "
-                f"{self._count.value}, or leave the operation out of the model_fn."
+                f"{self._count.value}, or leave the operation out of the model."
             ) from error
 
     def _has_failed_anywhere(self, session, has_failed: bool) -> bool:

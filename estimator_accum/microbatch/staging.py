@@ -174,7 +174,7 @@ def rows_of(names: list[str], shapes: list) -> int:
         raise ValueError(
             "A batch must have a part with examples along its first dimension. "
             f"Received: scalars only, {', '.join(names) or 'nothing'}. Batch the data "
-            "set in input_fn."
+            "set."
         )
     if len(set(rows.values())) > 1:
         received = ", ".join(f"{name} has {n}" for name, n in rows.items())

@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,13 +21,18 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.arguments import check_count
-from estimator_accum.graph.functions import numbers_behind
-from estimator_accum.graph.internals import is_composite, run_all_in_branches
+from estimator_accum.graph.internals import (
+    convert_by_autograph,
+    graph_of_new_function,
+    is_compiled_by_xla,
+    is_composite,
+    is_converted_by_autograph,
+    run_all_in_branches,
+)
 from estimator_accum.graph.replicas import distributed
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.executors import Feeding, Functions
-from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.steps import StepPhase, build_step
 from estimator_accum.microbatch.runner import BatchRunner, names_of
 from estimator_accum.microbatch.staging import (
@@ -34,8 +40,8 @@ from estimator_accum.microbatch.staging import (
     destroy_unused_slots,
     named_leaves,
     slots_of,
-    without_static_rows,
 )
+from estimator_accum.microbatch.static_sizes import StaticSizes
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.seed import number_batches
 
@@ -99,17 +105,43 @@ class Step:
     """
 
     def __init__(self, step: Callable, count: MicroBatchCount):
-        self._step = getattr(step, "python_function", step)  # of a tf.function
-        self._whole = tf.function(self._step)
-        self._converted = _converted(self._step)
-        self._count = count
-        self._traces, self._number = {}, 1  # of the next batch
+        is_function = hasattr(step, "python_function")  # of tf.function
+        self._whole = step if is_function else tf.function(step)
+        self._step = step.python_function if is_function else step
+        self._count, self._specs = count, self._whole.input_signature
+        # As tf.function does, which its argument `autograph` may forbid.
+        self._converted = self._step
+        if is_converted_by_autograph(self._whole):
+            self._converted = convert_by_autograph(self._step)
+        if is_compiled_by_xla(self._whole) and not self._is_whole:
+            _logger.warning(
+                "micro-batches: XLA does not compile a step in micro-batches, so "
+                "`jit_compile=True` of its tf.function is left out"
+            )
+        self._traces, self._last, self._number = {}, None, 1  # of the next batch
         self._lock = threading.Lock()  # a batch's slots hold one batch
+        self._methods = weakref.WeakKeyDictionary()
         functools.update_wrapper(self, self._step, updated=())
+
+    def __get__(self, instance, owner=None):
+        """Returns the step of an instance, if a class has it as a method."""
+        if instance is None:
+            return self
+        if instance not in self._methods:
+            function, reference = self._converted, weakref.ref(instance)
+
+            def step(*args, **kwargs):
+                return function(reference(), *args, **kwargs)
+
+            functools.update_wrapper(step, self._step, updated=())
+            method = inspect.signature(types.MethodType(self._step, instance))
+            step.__signature__ = method
+            self._methods[instance] = Step(step, self._count)
+        return self._methods[instance]
 
     def __call__(self, *args, **kwargs):
         """Runs a batch; see `microbatch_step`."""
-        if self._count.is_fixed and self._count.value == 1:
+        if self._is_whole:
             return self._whole(*args, **kwargs)
         if not tf.executing_eagerly():
             raise RuntimeError(
@@ -120,33 +152,35 @@ class Step:
         with self._lock:
             return self._run(args, kwargs)
 
+    @property
+    def _is_whole(self) -> bool:
+        return self._count.is_fixed and self._count.value == 1
+
     def _run(self, args: tuple, kwargs: dict):
-        batch = _bind(self._step, args, kwargs)
+        batch = _bind(self._step, args, kwargs, self._specs)
         destroy_unused_slots()
-        if batch.key not in self._traces:
-            numbers = self._trace_whole(args, kwargs)
-            trace = _Trace(self._converted, batch, self._count, numbers)
-            self._traces[batch.key] = trace
+        trace = self._traces.get(batch.key) or self._traces.get(batch.key_with_sizes)
+        if trace is None:
+            trace = self._trace(batch, args, kwargs)
+            key = batch.key_with_sizes if trace.reads_sizes else batch.key
+            self._traces[key] = trace
+        if self._last not in (None, trace):  # each has sums of the model's size
+            self._last.release()
+        self._last = trace
         number, self._number = self._number, self._number + 1
-        return self._traces[batch.key].run(batch.values, number)
+        return trace.run(batch.values, number)
 
-    def _trace_whole(self, args: tuple, kwargs: dict) -> set:
-        """Traces the step for a whole batch; returns the numbers of its forward passes.
+    def _trace(self, batch: "_Batch", args: tuple, kwargs: dict) -> "_Trace":
+        try:
+            return _Trace(self._converted, batch, self._count)
+        except _MakesVariablesError:
+            # As at each first call of a tf.function, they are made outside of the graph.
+            self._whole.get_concrete_function(*args, **kwargs)
+            return _Trace(self._converted, batch, self._count)
 
-        That makes its variables, as each first call does, and finds errors of its own.
-        """
-        numbers = set()
 
-        def note(request):
-            numbers.update(numbers_behind(request.tops))
-            return request.plain()
-
-        def whole(*args, **kwargs):
-            with intercepting(note, tf.compat.v1.get_default_graph()):
-                return self._converted(*args, **kwargs)
-
-        tf.function(whole, autograph=False).get_concrete_function(*args, **kwargs)
-        return numbers
+class _MakesVariablesError(BaseException):
+    """Ends a trace of a step that makes variables, past the step's own exceptions."""
 
 
 class _Batch(NamedTuple):
@@ -155,13 +189,17 @@ class _Batch(NamedTuple):
     Attributes:
         values: For each replica, tensors of its batch by the names of arguments, such as
             `x` or `x['ids']`.
+        specs: Their types by name, as the step sees them.
         bound: The arguments, with the name of each tensor of the batch in its place.
         key: The signature, for any number of examples.
+        key_with_sizes: The signature.
     """
 
     values: list[dict[str, Any]]
+    specs: list[dict[str, tf.TypeSpec]]
     bound: inspect.BoundArguments
     key: tuple
+    key_with_sizes: tuple
 
     def call(self, step: Callable, values: list[dict]):
         """Calls a step with other tensors, by name, for each replica."""
@@ -187,29 +225,41 @@ class _Name(str):
     is_distributed = False
 
 
-def _bind(step: Callable, args: tuple, kwargs: dict) -> _Batch:
-    """Returns the arguments of a call."""
+def _bind(step: Callable, args: tuple, kwargs: dict, signature=None) -> _Batch:
+    """Returns the arguments of a call.
+
+    Args:
+        step: The step.
+        args, kwargs: Its arguments.
+        signature: Types of its arguments, in their structure; None: those of their values.
+    """
     bound = inspect.signature(step).bind(*args, **kwargs)
-    leaves = [
-        pair
-        for name, argument in bound.arguments.items()
-        for pair in named_leaves(name, argument)
-    ]
+    leaves = _leaves_of(bound.arguments)
+    specs = [None] * len(leaves)
+    if signature is not None:
+        leaves, specs = _with_signature(bound.arguments, signature)
     number = max([1, *(len(_parts_of(leaf)) for _, leaf in leaves)])
-    values, flat, key = [{} for _ in range(number)], [], []
-    for name, leaf in leaves:
+    batch = _Batch(
+        [{} for _ in range(number)], [{} for _ in range(number)], bound, (), ()
+    )
+    flat, key, sizes = [], [], []
+    for (name, leaf), spec in zip(leaves, specs, strict=True):
         parts = _parts_of(leaf)
         if isinstance(parts[0], _TENSORS):
             place = _Name(name)
             place.is_distributed = _is_distributed(leaf)
             flat.append(place)
-            for i, part in enumerate(values):
-                part[name] = parts[i % len(parts)]
-            key.append((name, _any_rows(parts[0]), len(parts)))
+            for i, (values, types) in enumerate(
+                zip(batch.values, batch.specs, strict=True)
+            ):
+                values[name] = parts[i % len(parts)]
+                types[name] = spec or tf.type_spec_from_value(values[name])
+                sizes.append(types[name])
+            key.append((name, _any_rows(types[name]), len(parts)))
         else:
             flat.append(leaf)
             key.append((name, type(leaf), _key_of(leaf)))
-    if not values[0]:
+    if not batch.values[0]:
         raise ValueError(
             "A step in micro-batches must take a batch. Received: arguments without a "
             "tensor. Pass the tensors of the batch, not an iterator or a data set."
@@ -217,7 +267,45 @@ def _bind(step: Callable, args: tuple, kwargs: dict) -> _Batch:
     structure = [*bound.arguments.values()]  # of which the batch is not kept
     arguments = tf.nest.pack_sequence_as(structure, flat)
     bound.arguments = dict(zip(bound.arguments, arguments, strict=True))
-    return _Batch(values, bound, tuple(key))
+    return batch._replace(key=tuple(key), key_with_sizes=(*key, *sizes))
+
+
+def _leaves_of(arguments: dict) -> list[tuple[str, Any]]:
+    """Returns (name, leaf) pairs of arguments."""
+    return [
+        pair
+        for name, argument in arguments.items()
+        for pair in named_leaves(name, argument)
+    ]
+
+
+def _with_signature(arguments: dict, signature) -> tuple[list, list]:
+    """Returns (name, leaf) pairs of arguments, as tensors of a signature, and their types.
+
+    Raises:
+        TypeError: If they have other types.
+    """
+    specs = _leaves_of(dict(zip(arguments, signature, strict=False)))
+    leaves = _leaves_of(arguments)
+    if [name for name, _ in leaves] != [name for name, _ in specs]:
+        raise TypeError(_sentence_of_signature(signature, [name for name, _ in leaves]))
+    pairs = []
+    for (name, leaf), (_, spec) in zip(leaves, specs, strict=True):
+        is_dense = isinstance(spec, tf.TensorSpec) and not _is_distributed(leaf)
+        value = tf.convert_to_tensor(leaf, spec.dtype) if is_dense else leaf
+        for part in _parts_of(value):
+            if not spec.is_compatible_with(part):
+                received = f"{name} of type {type(part).__name__} {part.shape}"
+                raise TypeError(_sentence_of_signature(signature, received))
+        pairs.append((name, value))
+    return pairs, [spec for _, spec in specs]
+
+
+def _sentence_of_signature(signature, received) -> str:
+    return (
+        "The arguments of a step must be those of the `input_signature` of its "
+        f"tf.function. Received: {received} for {signature}. Change one of them."
+    )
 
 
 def _is_distributed(leaf) -> bool:
@@ -238,15 +326,18 @@ def _parts_of(leaf) -> tuple:
     return (tf.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf,)
 
 
-def _any_rows(value) -> tf.TypeSpec:
+def _any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
     """Returns the type of a tensor, for any number of examples."""
-    if not value.shape.rank:
-        return tf.type_spec_from_value(value)
-    if isinstance(value, tf.RaggedTensor):
-        return without_static_rows(value)
-    shape = tf.TensorShape([None]).concatenate(value.shape[1:])
-    kind = tf.SparseTensorSpec if isinstance(value, tf.SparseTensor) else tf.TensorSpec
-    return kind(shape, value.dtype)
+    if not spec.shape.rank:
+        return spec
+    shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
+    if isinstance(spec, tf.RaggedTensorSpec):
+        more = spec.ragged_rank, spec.row_splits_dtype
+        return tf.RaggedTensorSpec(shape, spec.dtype, *more)
+    kind = (
+        tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec
+    )
+    return kind(shape, spec.dtype)
 
 
 def _key_of(leaf):
@@ -265,50 +356,26 @@ class _Trace:
         step: The step.
         batch: The arguments of its first call.
         count: The number of micro-batches.
-        numbers: Numbers of the forward passes of a whole batch, by `numbers_behind`.
+
+    Attributes:
+        reads_sizes: Whether the step has read static sizes of this batch.
+
+    Raises:
+        _MakesVariablesError: If the step makes variables.
     """
 
-    def __init__(
-        self, step: Callable, batch: _Batch, count: MicroBatchCount, numbers: set
-    ):
+    def __init__(self, step: Callable, batch: _Batch, count: MicroBatchCount):
         self._count, self._was = count, None
-        self._graph = None
-        specs = [
-            {name: _any_rows(value) for name, value in values.items()}
-            for values in batch.values
-        ]
-        flat = tf.nest.flatten(specs, expand_composites=True)
+        # By the name of a tf.function's graph, Keras 2 would keep losses elsewhere.
+        self._graph = graph_of_new_function("step")
+        run_all_in_branches(self._graph)
         # An object without a hash is known by its place in memory, which it keeps.
-        batch = self._batch = batch._replace(values=[])
-        numbers_of_cut = set()
-
-        def trace(*flat: tf.Tensor) -> None:
-            self._graph = graph = tf.compat.v1.get_default_graph()
-            # By its former name, Keras 2 would keep losses elsewhere.
-            graph.name = "step"
-            run_all_in_branches(graph)
-            self._inputs = names_of(flat)
-            values = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
-            number = tf.compat.v1.placeholder(tf.int64, [], "batch_number")
-            number_batches(number)
-            self._number = number.name
-            is_auto = not count.is_fixed
-            wholes = [WholeBatch(value, "mean", is_auto) for value in values]
-            self._phases = build_step(
-                wholes,
-                lambda: self._flat_results(
-                    batch.call(step, [whole.sliced for whole in wholes])
-                ),
-                lambda tops: numbers_of_cut.update(numbers_behind(tops)),
-            )
-
+        self._batch = batch._replace(values=[])
         try:
-            # The function keeps the variables that are made inside.
-            self._wrapped = tf.compat.v1.wrap_function(trace, flat)
+            with self._graph.as_default():
+                self._build(step)
         finally:
-            slots = slots_of(self._graph) if self._graph is not None else []
-            weakref.finalize(self, UNUSED.extend, slots)
-        _check_numbers(numbers, numbers_of_cut)
+            weakref.finalize(self, UNUSED.extend, slots_of(self._graph))
         self._functions = Functions(self._graph)
         self._runners = [
             BatchRunner(phase.replicas, count, lambda: None) for phase in self._phases
@@ -316,6 +383,41 @@ class _Trace:
         for runner in self._runners:
             runner.begin()
             runner.initialize(self._functions)
+
+    def _build(self, step: Callable) -> None:
+        """Traces the step, in the default graph."""
+        specs = [
+            {name: _any_rows(spec) for name, spec in specs.items()}
+            for specs in self._batch.specs
+        ]
+        flat = [
+            tf.compat.v1.placeholder(spec.dtype, spec.shape)
+            for spec in tf.nest.flatten(specs, expand_composites=True)
+        ]
+        self._inputs = names_of(flat)
+        values = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
+        number = tf.compat.v1.placeholder(tf.int64, [], "batch_number")
+        number_batches(number)
+        self._number = number.name
+        is_auto = not self._count.is_fixed
+        wholes = [WholeBatch(value, "mean", is_auto) for value in values]
+        sizes = StaticSizes(self._graph, _shapes_of(wholes, self._batch.specs))
+
+        def build() -> list[tf.Tensor]:
+            values = [whole.sliced for whole in wholes]
+            with tf.variable_creator_scope(_refuse_variable), sizes.shown():
+                return self._flat_results(self._batch.call(step, values))
+
+        self._phases = build_step(wholes, build)
+        self.reads_sizes = sizes.are_read
+        staged = [write.inputs[0] for whole in wholes for write in whole.stage[1]]
+        self._free = [tf.raw_ops.DestroyResourceOp(resource=slot) for slot in staged]
+
+    def release(self) -> None:
+        """Frees the memory of the batch and of the sums, until the next batch."""
+        replicas = [replica for phase in self._phases for replica in phase.replicas]
+        release = [replica.total.release for replica in replicas]
+        self._functions.run([*release, self._free])
 
     def _flat_results(self, results) -> list[tf.Tensor]:
         self._results = tf.nest.map_structure(_as_result, results)
@@ -374,16 +476,28 @@ def _passes_of(phase: StepPhase) -> list[Turn]:
     return [turn for turn, work in passes.items() if work.micro_ops]
 
 
-def _check_numbers(whole: set, cut: set) -> None:
-    """Raises ValueError if a step computes with the static number of examples."""
-    if whole != cut:
-        numbers = sorted(map(str, whole ^ cut))
-        raise ValueError(
-            "A step must not compute with the number of examples that Python reads, as in "
-            "`x.shape[0]`: micro-batches have others. Received: a forward pass with other "
-            f"numbers for any number of examples ({', '.join(numbers[:4])}). Use "
-            "`tf.shape(x)[0]`."
-        )
+def _shapes_of(wholes: list[WholeBatch], specs: list[dict]) -> list[tuple]:
+    """Returns tensors of micro-batches, and their static shapes for the unsplit batch."""
+    pairs = []
+    for whole, whole_specs in zip(wholes, specs, strict=True):
+        shapes = [
+            component.shape
+            for spec in whole_specs.values()
+            if spec.shape.rank != 0
+            for component in tf.nest.flatten(spec, expand_composites=True)
+        ]
+        parts = [part.sliced for part in whole.parts]
+        pairs += zip(parts, shapes, strict=True)
+        pairs += [
+            (whole.sliced[name], spec.shape) for name, spec in whole_specs.items()
+        ]
+    return pairs
+
+
+def _refuse_variable(make: Callable, **arguments) -> tf.Variable:
+    if tf.executing_eagerly():  # made outside of the graph, as by optimizers
+        return make(**arguments)
+    raise _MakesVariablesError
 
 
 def _as_result(value):
@@ -394,16 +508,3 @@ def _as_result(value):
     if is_composite(value) and not is_variable:
         return value
     return tf.convert_to_tensor(value)
-
-
-def _converted(step: Callable) -> Callable:
-    """Returns a step as AutoGraph converts it, if it can, as tf.function does."""
-    try:
-        if inspect.ismethod(step):
-            return functools.partial(
-                tf.autograph.to_graph(step.__func__), step.__self__
-            )
-        return tf.autograph.to_graph(step)
-    except Exception as error:  # noqa: BLE001, such as source code that is not there
-        _logger.debug("micro-batches: AutoGraph does not convert %r: %s", step, error)
-        return step

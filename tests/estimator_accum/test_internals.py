@@ -2,8 +2,10 @@
 
 import ast
 import concurrent.futures
+import functools
 import inspect
 import operator
+import types
 
 import numpy as np
 import pytest
@@ -275,6 +277,75 @@ def _changed_in_a_branch() -> float:
 @_finds
 def run_all_in_branches():
     return _eagerly(_changed_in_a_branch) == 2
+
+
+@_finds
+def lazy_shape():
+    partial, whole = tf.TensorShape([None, 6]), tf.TensorShape([23, 6])
+    shape, same = (internals.lazy_shape(partial, lambda s=s: s) for s in (whole, whole))
+    failing = internals.lazy_shape(partial, lambda: 1 / 0)
+    parts = failing[1], failing[-1:], failing.rank, len(failing), bool(failing)
+    reads = shape[0], shape[:1], [*shape], shape.as_list(), shape.num_elements()
+    shapes = tf.zeros(shape).shape, tf.TensorShape(shape), shape.is_fully_defined()
+    return (
+        parts == (6, [6], 2, 2, True)
+        and reads == (23, [23], [23, 6], [23, 6], 138)
+        and shapes == (whole, whole, True)
+        and shape == same
+    )
+
+
+def _read() -> bool:
+    return internals.is_shape_read_outside()
+
+
+def _read_in(function: str, module: str) -> bool:
+    code = _read.__code__.replace(co_name=function)
+    return types.FunctionType(code, {"__name__": module, "internals": internals})()
+
+
+@_finds
+def is_shape_read_outside():
+    functions = {tf.Tensor.get_shape, tf.get_static_value, tf.TensorSpec.from_tensor}
+    names = {inspect.unwrap(function).__name__ for function in functions}
+    reads = [_read_in(name, "tensorflow.python.framework.tensor") for name in names]
+    return all(reads) and not _read_in("reshape", "tensorflow.python.ops.array_ops")
+
+
+@_finds
+def graph_of_new_function():
+    graph, variable = (
+        internals.graph_of_new_function("step"),
+        _eagerly(lambda: tf.Variable(1)),
+    )
+    with graph.as_default():
+        is_inside = (variable + 1).graph is graph
+    return is_inside and graph.building_function
+
+
+def _absolute(x):
+    if x > 0:
+        return x
+    return -x
+
+
+@_finds
+def convert_by_autograph():
+    converted = internals.convert_by_autograph(functools.partial(_absolute))
+    call = tf.function(lambda x: converted(x), autograph=False)
+    return _eagerly(lambda: call(tf.constant(-2)).numpy()) == 2
+
+
+@_finds
+def is_converted_by_autograph():
+    functions = [tf.function(abs, autograph=value) for value in (True, False)]
+    return [*map(internals.is_converted_by_autograph, functions)] == [True, False]
+
+
+@_finds
+def is_compiled_by_xla():
+    functions = [tf.function(abs, jit_compile=value) for value in (True, None)]
+    return [*map(internals.is_compiled_by_xla, functions)] == [True, False]
 
 
 @_finds

@@ -132,12 +132,12 @@ def _sentence_of_change(operation: tf.Operation, path: str) -> str:
         return (
             "A variable that the forward pass reads must not change within a batch: the "
             f"pass is run once for each micro-batch. Received: {path}, of type "
-            f"{operation.type}. Change it after the update, beside the train op."
+            f"{operation.type}. Change it after the update."
         )
     return (
         "A value that all examples share must be the same in all micro-batches. Received: "
         f"{path}, of type {operation.type}, which gives another one in each run. "
-        "Compute it in input_fn, as a feature, or train without micro-batches."
+        "Compute it in the data set, or train without micro-batches."
     )
 
 

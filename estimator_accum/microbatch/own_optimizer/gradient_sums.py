@@ -176,6 +176,7 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
             name = graph.unique_name(name)
         arguments.append((name, shape, dtype, is_sparse))
 
+    @tf.autograph.experimental.do_not_convert  # of a step, which may be converted
     def create(strategy):
         del strategy
         # They are not saved: checkpoints are written between batches.

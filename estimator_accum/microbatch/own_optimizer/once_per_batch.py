@@ -166,8 +166,8 @@ def _check_passes(
             raise ValueError(
                 "An operation that needs the micro-batch must not wait for one that "
                 "changes a variable: there are several micro-batches for one change. "
-                f"Received: {path_to(needed, operation)}. Group it with the train "
-                "op (tf.group) without a dependency."
+                f"Received: {path_to(needed, operation)}. Make the change "
+                "after the update, or group it with the train op (tf.group)."
             )
 
 

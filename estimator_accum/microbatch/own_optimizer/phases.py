@@ -11,7 +11,7 @@ steps have one phase.
 A value that was read before a change and is needed in a later phase is handed on.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -56,24 +56,24 @@ class Phases:
 
     Args:
         batches: The batch of each replica.
-        look: Function of the tensors that each gradient is computed from.
 
     Attributes:
         all: The parts of each phase, one for each replica.
     """
 
-    def __init__(self, batches: list[WholeBatch], look: Callable):
-        self._batches, self._look = batches, look
+    def __init__(self, batches: list[WholeBatch]):
+        self._batches = batches
         self._graph = tf.compat.v1.get_default_graph()
         self.all = [[Part(batch, Interception(batch)) for batch in batches]]
         self._tops, self._reads = [], {}  # of sums, by the phase that has them
 
     def gradients(self, request: Request) -> list:
         """Returns the gradients of a call, in its phase."""
-        self._look(request.tops)
         reads = {}
         for part in self._parts:
             reads |= part.interception.reads
+        if any(top.graph is not self._graph for top in request.tops):
+            return self._parts[0].interception.gradients(request)  # as in no phase
         check_first_order(request.ys, reads)
         self._tops += request.tops
         times = self.times()

@@ -52,22 +52,19 @@ class StepPhase(NamedTuple):
     kept: list[tf.Tensor]
 
 
-def build_step(
-    batches: list[WholeBatch], build: Callable, look: Callable
-) -> list[StepPhase]:
+def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
     """Returns the phases of a step.
 
     Args:
         batches: The batch of each replica; the operations of its micro-batches are added
             to it.
         build: Calls the step on micro-batches, and returns its results, tensors.
-        look: Function of the tensors that each gradient is computed from.
 
     Raises:
         ValueError: If what the step does with a micro-batch cannot be done with several.
     """
     graph = tf.compat.v1.get_default_graph()
-    phases = Phases(batches, look)
+    phases = Phases(batches)
     with batches[0].as_current(), intercepting(phases.gradients, graph):
         results = [tf.identity(result) for result in build()]
     models = _for_each(phases, lambda i, part: complete_model(*part))

@@ -1,5 +1,7 @@
 """`microbatch_step`: training steps of TensorFlow 2 equal those on the batch at once."""
 
+import concurrent.futures
+import functools
 import gc
 import importlib
 import itertools
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_step
 from estimator_accum.microbatch import staging
+from estimator_accum.microbatch.count import Plan
 from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
@@ -345,6 +348,39 @@ def test_a_generator_draws_numbers_for_each_micro_batch():
     assert len(np.unique(noise)) == noise.size
 
 
+def _two_updates(noise_of):
+    """Two updates of two passes each, which need the same random numbers."""
+    kernels, network = _network(6, 3)
+    others, other = _network(6, 3)
+
+    def step(x):
+        noise = noise_of(x)
+        for variables, z_of in ((kernels, network), (others, other)):
+            with tf.GradientTape() as tape:
+                z = network(noise) * z_of(x)
+                loss = _crossentropy(tf.range(tf.shape(x)[0]), z @ tf.transpose(z))
+            _descend(tape, loss, variables)
+        return noise
+
+    return step, [*kernels, *others]
+
+
+def test_a_generator_gives_all_passes_of_a_step_the_same_numbers():
+    generator = tf.random.Generator.from_seed(1)
+    step, variables = _two_updates(
+        lambda x: generator.uniform(tf.shape(x), dtype=tf.float64)
+    )
+    ours, state = microbatch_step(step, 4), generator.state.numpy()
+    noise = [ours(_X).numpy() for _ in range(2)]
+    assert len(np.unique(noise)) == 2 * _X.size
+    assert not np.array_equal(generator.state, state)
+    again = iter(noise)
+    whole, expected = _two_updates(lambda x: next(again))
+    [whole(_X) for _ in noise]
+    for one, other in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
 class _Trainer:
     def __init__(self):
         self.kernel, self.seen = _weights(6, 3), []
@@ -357,12 +393,122 @@ class _Trainer:
             tf.py_function(lambda: self.seen.append(1), [], [])
         return loss
 
+    @functools.partial(microbatch_step, micro_batches=4)
+    @tf.function
+    def decorated(self, x):
+        return self.step(x)
 
-def test_a_step_may_be_a_method_that_shows_something_in_a_branch():
-    trainer = _Trainer()
-    step = microbatch_step(trainer.step, 4)
+    def __call__(self, x):
+        return self.step(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda trainer: microbatch_step(trainer.step, 4),
+        lambda trainer: microbatch_step(trainer, 4),
+        lambda trainer: microbatch_step(functools.partial(_Trainer.step, trainer), 4),
+        lambda trainer: trainer.decorated,
+    ],
+)
+def test_a_step_may_be_anything_that_can_be_called(make):
+    trainer, other = _Trainer(), _Trainer()
+    step = make(trainer)
+    make(other)(_X)
     step(_X), step(_X)
-    assert trainer.seen == [1, 1]
+    assert (trainer.seen, other.seen) == ([1, 1], [1])
+
+
+def test_a_step_without_autograph_has_none():
+    @tf.function(autograph=False)
+    def step(x):
+        return 1 if tf.reduce_sum(x) > 0 else 2
+
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        microbatch_step(step, 4)(_X)
+
+
+def _gradient(kernel, x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((x @ kernel) ** 2)
+    return tape.gradient(loss, kernel)
+
+
+def _of_gradient(kernel, x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(_gradient(kernel, x) ** 2)
+    return tape.gradient(loss, kernel)
+
+
+def _of_old_rows(kernel, x):
+    rows = tf.gather(kernel, tf.cast(x[:, 0] > 0, tf.int32))
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((rows + x @ kernel) ** 2)
+        gradient = tape.gradient(loss, kernel)
+        kernel.assign_sub(gradient)
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("gradient_of", "sentence"),
+    [
+        (tf.function(_gradient), "made inside of tf.cond, tf.while_loop or a function"),
+        (
+            lambda kernel, x: tf.cond(
+                x[0, 0] > 0, lambda: _gradient(kernel, x), lambda: tf.identity(kernel)
+            ),
+            "made inside of tf.cond, tf.while_loop or a function",
+        ),
+        (_of_gradient, "A loss must not contain gradients with respect to weights"),
+        (_of_old_rows, "A variable that examples look up must not change before"),
+    ],
+)
+def test_a_gradient_that_no_micro_batches_have_is_refused(gradient_of, sentence):
+    kernel = _weights(6, 3)
+    step = microbatch_step(lambda x: kernel.assign_sub(gradient_of(kernel, x)), 2)
+    with pytest.raises(ValueError, match=sentence):
+        step(_X)
+
+
+def test_a_gradient_that_was_traced_before_is_that_of_the_batch(caplog):
+    kernel, before = _weights(6, 3), _weights(6, 3)
+    traced = tf.function(lambda x: _gradient(kernel, x)).get_concrete_function(
+        tf.TensorSpec([None, 6], tf.float64)
+    )
+    microbatch_step(lambda x: kernel.assign_sub(traced(x)), 4)(_X)
+    before.assign_sub(_gradient(before, tf.constant(_X)))
+    np.testing.assert_allclose(kernel, before, rtol=_LIMIT)
+
+
+def test_a_warning_tells_the_share_of_layers_behind_batch_normalization(caplog):
+    step, _, arguments = _statistics()
+    microbatch_step(step, 4)(*arguments)
+    assert "% of the activations are computed on the whole batch" in caplog.text
+
+
+def test_several_threads_may_call_a_step():
+    total, kernel = tf.Variable(np.float64(0)), _weights(6, 3)
+
+    def step(x):
+        gradient = _gradient(kernel, x)
+        total.assign_add(tf.reduce_sum(x))
+        return gradient
+
+    step = microbatch_step(step, 4)
+    expected = step(_X)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for gradient in pool.map(step, [_X] * 8):
+            np.testing.assert_array_equal(gradient, expected)
+    np.testing.assert_allclose(total, 9 * _X.sum(), rtol=1e-13)
+
+
+def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):
+    step = tf.function(lambda x: 2 * x, jit_compile=True)
+    microbatch_step(step, 1)
+    assert not caplog.messages
+    microbatch_step(step, 2)
+    assert "XLA does not compile a step in micro-batches" in caplog.text
 
 
 def test_a_step_may_run_its_replicas():
@@ -395,6 +541,87 @@ def test_a_batch_without_memory_is_retried(monkeypatch):
     assert len(failed) == 4
 
 
+def _exact_step():
+    """Two updates by sums that floating-point numbers hold exactly, in any order."""
+    critic, generator = (tf.Variable(np.ones((2, 2)) * n) for n in (1, 2))
+    counter = tf.Variable(0)
+
+    def step(x):
+        counter.assign_add(1)
+        for variable, other in ((critic, generator), (generator, critic)):
+            with tf.GradientTape() as tape:
+                rows = tf.cast(x, tf.float64) @ variable
+                loss = tf.reduce_sum(rows) + tf.reduce_sum(tf.transpose(rows) @ rows)
+                loss += tf.reduce_sum(rows @ other)
+            variable.assign_sub(2.0**-9 * tf.round(tape.gradient(loss, variable)))
+        return loss
+
+    return step, [critic, generator, counter], (np.arange(32).reshape(16, 2) % 5 - 2,)
+
+
+class _Failing:
+    """An executor of which one run fails, before or after its work."""
+
+    def __init__(self, executor, places, is_after):
+        self._executor, self._places, self._is_after = executor, places, is_after
+
+    def run(self, fetches, feeds):
+        is_failing = self._places.pop(0) if self._places else False
+        if self._is_after or not is_failing:
+            results = self._executor.run(fetches, feeds)
+        if is_failing:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return results
+
+
+@pytest.mark.parametrize("errors", [16, pytest.param(100, marks=pytest.mark.daily)])
+def test_a_step_that_runs_out_of_memory_anywhere_trains_bit_by_bit(errors, monkeypatch):
+    step, variables, arguments = _exact_step()
+    begun = [variable.numpy() for variable in variables]
+    expected = [tf.function(step)(*arguments), *(v.numpy() for v in variables)]
+    run, places, count, is_after = BatchRunner._run_micro_batches, [], 0, False
+    ours = microbatch_step(step)
+
+    def run_and_fail(runner, executor, *args):
+        return run(runner, _Failing(executor, places, is_after), *args)
+
+    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+    for number in itertools.count():
+        if count == errors:
+            break
+        for variable, value in zip(variables, begun, strict=True):
+            variable.assign(value)
+        ours._count._plan, is_after = Plan(2 + number % 2), number // 2 % 2
+        places[:] = [i == number // 4 % 15 for i in range(40)]
+        values = [ours(*arguments), *variables]
+        count += ours._count.value > 3
+        assert count > number // 2  # at least each second time
+        for one, other in zip(values, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_only_the_last_signature_keeps_a_batch_and_sums():
+    kernel = _weights(6, 3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(x, tf.float64) @ kernel) ** 2)
+        _descend(tape, loss, [kernel])
+
+    ours, batches = microbatch_step(step, 2), [_X, _X.astype(np.float32)]
+    for last in (0, 1, 0):
+        ours(batches[last])
+        is_held = []
+        for trace in ours._traces.values():
+            handle = tf.raw_ops.VarHandleOp(**staging.slots_of(trace._graph)[0])
+            is_held.append(bool(tf.raw_ops.VarIsInitializedOp(resource=handle)))
+            (total,) = trace._phases[0].replicas[0].total.handles
+            (handle,) = (out for out, t in trace._graph.captures if t is total)
+            total = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+            assert (total.shape == [6, 3]) == is_held[-1]
+        assert [i for i, held in enumerate(is_held) if held] == [last]
+
+
 def test_slots_live_as_long_as_the_step():
     step, _, arguments = _contrast()
     ours = microbatch_step(step, 2)
@@ -408,16 +635,108 @@ def test_slots_live_as_long_as_the_step():
     assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
 
 
-def test_a_static_size_is_refused():
+def _static_sizes():
+    """Reads the number of examples in each way that Python has."""
+    kernels, network = _network(6, 3)
+
+    def step(x, labels):
+        with tf.GradientTape() as tape:
+            z = network(x + tf.zeros(x.shape, tf.float64))
+            z.set_shape(x.shape[:1] + [3])
+            loss = tf.reduce_sum(z * tf.ones([z.shape[0], 3], tf.float64))
+            if x.shape[0] == 23 and z.get_shape().as_list() == [23, 3]:
+                loss += _crossentropy(labels, z) / (x.shape[0] or 1)
+            for i in range(len(labels)):
+                loss += z[i, 0] * i
+            _, width = tf.TensorSpec.from_tensor(z).shape
+            loss *= tf.get_static_value(tf.shape(z))[0] / x.shape.num_elements() * width
+        _descend(tape, loss, kernels, 1e-3)
+        return loss, x.shape.rank, tf.boolean_mask(z, labels > 0).shape[0] or -1
+
+    return step, kernels, (_X, _CLASSES)
+
+
+def test_static_sizes_are_those_of_the_batch():
+    whole = _run(_static_sizes, tf.function)
+    # The last one of 12 micro-batches is one example.
+    ours = _run(_static_sizes, lambda step: microbatch_step(step, 12))
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13, atol=_LIMIT)
+
+
+def test_only_a_step_that_reads_sizes_is_traced_for_each():
+    kernel, traces = _weights(6, 3), []
+
+    def step(x, is_read):
+        traces.append(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ kernel)
+            loss /= x.shape[0] if is_read else x.shape[1]
+        _descend(tape, loss, [kernel])
+        return loss
+
+    ours, whole = microbatch_step(step, 2), tf.function(step)
+    for is_read, number in ((False, 1), (True, 2)):
+        for n in (23, 11):
+            value = kernel.numpy()
+            loss = ours(_X[:n], is_read)
+            kernel.assign(value)
+            traced = len(traces)
+            np.testing.assert_allclose(loss, whole(_X[:n], is_read), rtol=_LIMIT)
+            del traces[traced:]
+        assert len(traces) == number
+        traces.clear()
+
+
+def test_sizes_of_a_signature_are_those_of_its_function():
     kernel = _weights(6, 3)
 
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64)])
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(x @ kernel) / float(x.shape[0] or 1)
+            loss = tf.reduce_mean(x @ kernel)
         _descend(tape, loss, [kernel])
+        return tf.zeros([]) if x.shape[0] is None else x
 
-    with pytest.raises(ValueError, match=r"number of examples \(23.0\). Use `tf.shape"):
+    assert microbatch_step(step, 2)(_X).shape == []
+    with pytest.raises(
+        TypeError, match="`input_signature` of its tf.function. Received"
+    ):
+        microbatch_step(step, 2)(_Y)
+
+
+def test_a_size_from_a_branch_is_refused():
+    def step(x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x).shape[0]
+
+    with pytest.raises(
+        ValueError, match=r"that a function, branch or loop computes.*cond"
+    ):
         microbatch_step(step, 2)(_X)
+
+
+def test_a_step_may_make_variables_at_its_first_call():
+    def make():
+        kernels, network = _network(6, 3)
+        variables = []
+
+        def step(x):
+            if not variables:
+                variables.append(tf.Variable(tf.ones([], tf.float64)))
+            variables[0].assign_add(1)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(network(x) ** 2) * variables[0]
+            _descend(tape, loss, kernels)
+            return loss
+
+        return step, kernels, (_X,)
+
+    for one, other in zip(
+        _run(make, tf.function),
+        _run(make, lambda step: microbatch_step(step, 4)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
 
 
 @pytest.mark.parametrize(

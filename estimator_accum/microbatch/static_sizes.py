@@ -1,0 +1,182 @@
+"""Static sizes that the code of a step reads, such as `x.shape[0]`.
+
+    TensorFlow, Keras    None: what they compute holds for any number of examples
+    all other code       the size for the unsplit batch, as within tf.function
+
+So a step computes the same as on the unsplit batch, though its graph gets micro-batches.
+A size is inferred when it is read, by TensorFlow, in a graph of the unsplit batch.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from estimator_accum.graph.functions import functions_of
+from estimator_accum.graph.internals import (
+    is_shape_read_outside,
+    lazy_shape,
+    outer_graph_of,
+)
+from estimator_accum.graph.names import FED
+from estimator_accum.graph.walks import in_order
+
+_SIZES = "_estimator_accum_static_sizes"  # attribute of a graph
+_KINDS, _SET_SHAPE = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor), "set_shape"
+_lock = threading.Lock()
+_users, _originals = [], {}
+
+
+class StaticSizes:
+    """Static sizes of the tensors of a step for the unsplit batch.
+
+    Args:
+        graph: The step's graph.
+        parts: Tensors of a micro-batch, sparse and ragged ones with their components, and
+            their shapes for the unsplit batch.
+
+    Attributes:
+        are_read: Whether the step has read one that differs among batches.
+    """
+
+    def __init__(self, graph: tf.Graph, parts: list[tuple]):
+        self._step, self._graph = graph, tf.Graph()
+        self._copies, self._opaque = {}, set()
+        self._parts = {_key(value): shape for value, shape in parts}
+        self._values = [value for value, _ in parts]  # whose keys are places in memory
+        self.are_read = False
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Has the code of the step read these sizes."""
+        setattr(self._step, _SIZES, self)
+        with _lock:
+            if not _users:
+                for kind in _KINDS:
+                    _originals[kind] = kind.shape
+                    kind.shape = property(functools.partial(_shape, kind.shape))
+                _originals[_SET_SHAPE] = tf.Tensor.set_shape
+                tf.Tensor.set_shape = _set_shape
+            _users.append(self)
+        try:
+            yield
+        finally:
+            delattr(self._step, _SIZES)
+            with _lock:
+                _users.remove(self)
+                if not _users:
+                    tf.Tensor.set_shape = _originals[_SET_SHAPE]
+                    for kind in _KINDS:
+                        kind.shape = _originals[kind]
+
+    def of(self, tensor) -> tf.TensorShape:
+        """Returns the shape of a tensor for the unsplit batch.
+
+        Args:
+            tensor: A tensor, or a sparse or ragged one of the batch.
+
+        Raises:
+            ValueError: If it cannot be inferred.
+        """
+        self.are_read = True
+        if _key(tensor) in self._parts:
+            return self._parts[_key(tensor)]
+        if isinstance(tensor, tf.Tensor) and tensor.graph is self._step:
+            copy = self._copy(tensor)
+            if copy.shape.is_fully_defined() or copy.ref() not in self._opaque:
+                return copy.shape
+        raise ValueError(
+            "A step must not read the static number of examples of a tensor that a "
+            "function, branch or loop computes, or that is computed and sparse. Received: "
+            f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
+        )
+
+    def _copy(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the graph for the unsplit batch."""
+
+        def before(reference) -> list:
+            other = reference.deref()
+            inputs = [] if self._begins(other) else other.op.inputs
+            return [needed.ref() for needed in inputs]
+
+        with self._graph.as_default():
+            for reference in in_order([tensor.ref()], before):
+                if reference not in self._copies:
+                    self._make(reference.deref())
+        return self._copies[tensor.ref()]
+
+    def _begins(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the copy of a tensor needs nothing before it."""
+        is_value = tensor.dtype.is_integer or tensor.dtype.is_bool  # perhaps a size
+        return (
+            tensor.ref() in self._copies
+            or tensor.ref() in self._parts
+            or tensor.op.type in FED
+            or tensor.dtype in (tf.resource, tf.variant)
+            or bool(functions_of(tensor.op))
+            or (tensor.shape.is_fully_defined() and not is_value)
+        )
+
+    def _make(self, tensor: tf.Tensor) -> None:
+        operation = tensor.op
+        if self._begins(tensor):
+            shape = self._parts.get(tensor.ref(), tensor.shape)
+            copy = tf.compat.v1.placeholder(tensor.dtype, shape)
+            self._copies[tensor.ref()] = copy
+            if functions_of(operation) or tensor.dtype == tf.variant:
+                self._opaque.add(copy.ref())
+            return
+        attributes = operation.node_def.attr
+        inputs = [self._copies[other.ref()] for other in operation.inputs]
+        copies = self._graph.create_op(
+            operation.type,
+            inputs,
+            [output.dtype for output in operation.outputs],
+            attrs={k: v for k, v in attributes.items() if not k.startswith("_")},
+            op_def=operation.op_def,
+        ).outputs
+        is_opaque = any(other.ref() in self._opaque for other in inputs)
+        for output, copy in zip(operation.outputs, copies, strict=True):
+            self._copies[output.ref()] = copy
+            if is_opaque:
+                self._opaque.add(copy.ref())
+
+
+def _key(value):
+    return value.ref() if isinstance(value, tf.Tensor) else id(value)
+
+
+def _shape(original: property, tensor) -> tf.TensorShape:
+    """Returns the shape of a tensor, for the code that reads it."""
+    shape = original.fget(tensor)
+    if shape.rank is None or shape.is_fully_defined():
+        return shape
+    sizes = _sizes_here()
+    if sizes is None:
+        return shape
+    return lazy_shape(shape, functools.partial(sizes.of, tensor))
+
+
+def _set_shape(tensor: tf.Tensor, shape) -> None:
+    """Sets a static shape, without the sizes that differ among micro-batches."""
+    before, shape = tensor.shape, tf.TensorShape(shape)
+    if before.rank is not None and shape.rank is not None:
+        sizes = None if before.is_fully_defined() else _sizes_here()
+        if sizes is not None:
+            unsplit = sizes.of(tensor)
+            unsplit.assert_is_compatible_with(shape)
+            partial = zip(
+                before.as_list(), unsplit.as_list(), shape.as_list(), strict=True
+            )
+            shape = [new if k is None else old for old, k, new in partial]
+    _originals[_SET_SHAPE](tensor, shape)
+
+
+def _sizes_here() -> StaticSizes | None:
+    """Returns the sizes that the code reads that is run; None for those of the graph."""
+    graph, sizes = tf.compat.v1.get_default_graph(), None
+    while sizes is None and graph is not None:
+        sizes, graph = getattr(graph, _SIZES, None), outer_graph_of(graph)
+    return sizes if sizes is not None and is_shape_read_outside() else None
