@@ -46,7 +46,7 @@ from estimator_accum.rows.integers import (
     computed_from,
     integer_value,
 )
-from estimator_accum.rows.rules.control_flow import MOST_ROUNDS
+from estimator_accum.rows.rules.control_flow import MOST_ROUNDS, UNSETTLED
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY, RULES_OF_ENTRIES
@@ -64,6 +64,7 @@ from estimator_accum.rows.states import (
 
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
+_OF_ENTRIES = {"entries", "counts"}
 
 
 class Origin(NamedTuple):
@@ -272,10 +273,11 @@ class Analysis:
             self._round(order)
             if not (has_loop and self._has_changed):
                 return
-        for operation in order:
-            if context_of(operation) or operation.type == "Exit":
-                self._put(operation, MIXED)
+        loops = [op for op in order if context_of(op) or op.type == "Exit"]
+        for operation in loops:
+            self._put(operation, MIXED)
         self._round([op for op in order if self.state_of_outputs(op) != MIXED])
+        self.origins += [Origin(op, UNSETTLED) for op in loops if op.type == "Exit"]
 
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether the caller decided the tensor's state."""
@@ -342,19 +344,44 @@ class Analysis:
                 return
         if operation.type == "Enter":
             self.note_bounds(operation)
+        number, reason = len(self.origins), None
         try:
             outputs = self._transfer(operation, states, kinds)
         except Mixed as mixed:
-            if "mixed" not in kinds:
-                self.origins.append(Origin(operation, str(mixed)))
-                if any(map(_may_have_rows, operation.outputs)):
-                    self.combining.append((operation, operation))
-            outputs = MIXED
+            outputs, reason = MIXED, str(mixed)
+        if isinstance(outputs, State):
+            outputs = [outputs] * len(operation.outputs)
+        if MIXED in outputs:
+            inside = [origin.reason for origin in self.origins[number:]]
+            self._note_mixing(operation, states, outputs, reason, inside)
         # The body of a call is looked into.
         is_call = operation.type in CALLERS
         if "mixed" in kinds and kinds & {"rows", "entries"} and not is_call:
             self.combining.append((operation, operation))
         self._put(operation, outputs)
+
+    def _note_mixing(self, operation, states, outputs, reason, inside: list[str]):
+        """Takes down an operation with mixed outputs whose inputs are not mixed.
+
+        Args:
+            operation: The operation.
+            states: States of its inputs.
+            outputs: States of its outputs.
+            reason: Why all outputs are mixed; None if only some of them may be.
+            inside: Why operations of its functions have mixed outputs.
+        """
+        pairs = zip(operation.inputs, states, strict=True)
+        # A loop of TensorFlow 1 leads back to itself.
+        before = {s.kind for t, s in pairs if t.op.type != "NextIteration"}
+        if "mixed" in before:
+            return
+        if reason is None and before & _OF_ENTRIES:
+            reason = "entries of examples in a function, branch, loop or list"
+        pairs = zip(operation.outputs, outputs, strict=True)
+        mixed = [tensor for tensor, state in pairs if state == MIXED]
+        if reason is not None and any(map(_may_have_rows, mixed)):
+            self.combining.append((operation, operation))
+        self.origins.append(Origin(operation, reason or (*inside, NO_RULE)[0]))
 
     def _why_not_fixed(self, operation: tf.Operation) -> str | None:
         """Returns why a result is mixed although all inputs are fixed."""
@@ -414,14 +441,13 @@ class Analysis:
 
     def _transfer(self, operation, states: list[State], kinds: set[str]):
         """Returns the state of all outputs, or a list of their states."""
-        has_entries = bool(kinds & {"entries", "counts"})
         if "unpadded" in kinds:
             if operation not in self.padded:
                 raise Mixed("rows of the last examples may be missing")
             return self.padded[operation] or UNPADDED
         if operation.type in RULES_OF_ANY:
-            if has_entries:
-                raise Mixed("entries of examples in a function, branch, loop or list")
+            # Entries have no rules there.
+            states = [MIXED if state.kind in _OF_ENTRIES else state for state in states]
             return RULES_OF_ANY[operation.type](self, operation, states)
         if operation.type in OF_SHAPE or clamped(self, operation) is not None:
             return self._of_values(operation, "the shape of what is mixed")
@@ -433,7 +459,7 @@ class Analysis:
         if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
         try:
-            if has_entries or operation.type in RULES_OF_ENTRIES:
+            if kinds & _OF_ENTRIES or operation.type in RULES_OF_ENTRIES:
                 return of_entries(self, operation, states)
             rule = RULES.get(operation.type)
             if rule is None:
@@ -478,6 +504,8 @@ class Analysis:
             if states[i].kind in ("fixed", "sizes") and is_same:
                 body._values[inner.ref()] = self.value(outer)
                 body._known.add(inner.ref())
+            elif self.state(outer).kind == "entries":
+                continue  # its length is another one in each micro-batch
             elif states[i].kind == "rows" or self.knows_dims(outer):
                 # A variable of a loop may change its shape.
                 dims = self.dims(outer)
@@ -490,8 +518,8 @@ class Analysis:
             raise Mixed("rows are looked up by number inside a function")
         self.origins += body.origins
         states = [body.state(output) for output in graph.outputs]
-        kinds = ("entries", "counts")  # another call has other entries
-        return [MIXED if state.kind in kinds else state for state in states]
+        # Another call has other entries.
+        return [MIXED if state.kind in _OF_ENTRIES else state for state in states]
 
     def note_bounds(self, operation: tf.Operation) -> None:
         """Takes down the numbers of the batch that enter a loop."""

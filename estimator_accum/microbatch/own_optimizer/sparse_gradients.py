@@ -234,7 +234,7 @@ def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
         analysis = Analysis(rows, states=states)
         analysis.analyze([output for user in users for output in user.outputs])
         mixing = {origin.operation for origin in analysis.origins}
-        sums = {op for op in mixing if op.type in _IN_ANY_ORDER}
+        sums = {op for op in mixing & users if op.type in _IN_ANY_ORDER}
         if not sums:
             return not mixing
         states |= {output.ref(): FIXED for op in sums for output in op.outputs}

@@ -11,6 +11,7 @@ from estimator_accum.rows.rules.table import RULES_OF_ANY, rule
 from estimator_accum.rows.states import FIXED, Mixed, join
 
 MOST_ROUNDS = 8  # through a loop, until nothing changes any more
+UNSETTLED = "a loop whose variables never settle"
 _BRANCH = "the batch decides which branch is taken"
 _END = "the batch decides when a loop ends"
 
@@ -57,7 +58,7 @@ def _loop(analysis, operation, states):
             break
         states = joined
     else:
-        raise Mixed("a loop whose variables never settle")
+        raise Mixed(UNSETTLED)
     graph = _graph_of(operation, condition, tensors, 1)
     (predicate,) = analysis.of_function(
         operation, graph, tensors, states, has_own_value

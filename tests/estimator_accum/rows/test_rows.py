@@ -45,6 +45,7 @@ def _states(make, is_dynamic=False, is_run=True):
         analysis = Analysis(parts.values())
         analysis.analyze(tensors)
         states = [analysis.state(tensor) for tensor in tensors]
+        assert analysis.origins or not any(state.kind == "mixed" for state in states)
         with v1.Session() as session:
             session.run([v1.global_variables_initializer(), v1.tables_initializer()])
             begins = np.cumsum([0, *_GROUPS])
@@ -95,6 +96,26 @@ def _with_shape(x, shape):
 
 def _loop(x, body):
     return tf.while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, body(z)), (0, x))[1]
+
+
+def _beside_entries(x, ids, caller):
+    """Returns the results of a caller of x and of entries, and of entries alone."""
+    entries = tf.cast(_even(ids).values, tf.float32)
+    return {
+        "function": lambda: tf.function(_of_both)(x, entries),
+        "branch": lambda: tf.cond(
+            _is_training(), lambda: _of_both(x, entries), lambda: (x, entries)
+        ),
+        "loop": lambda: tf.while_loop(
+            lambda i, *_: i < 3,
+            lambda i, y, z: (i + 1, *_of_both(y, z)),
+            (0, x, entries),
+        )[1:],
+    }[caller]()
+
+
+def _of_both(x, entries):
+    return tf.tanh(x), entries * 2
 
 
 def _cell(x):
@@ -515,6 +536,14 @@ _WITH_CONTROL_FLOW = {
         1,
     ),
     "a scan": (lambda x: tf.scan(lambda a, b: a + b, tf.transpose(x, [1, 0, 2])), 1, 1),
+    "entries beside rows": (
+        lambda x, ids: [
+            _beside_entries(x, ids, caller)[0]
+            for caller in ("function", "branch", "loop")
+        ],
+        0,
+        1,
+    ),
 }
 
 # Operations that combine examples, or may.
@@ -847,6 +876,8 @@ _MIXED |= {
         words.values, words.indices[::-1, 0], words.dense_shape[0])),
     "experts without room": _sorted_to_full_experts,
     "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
+    "entries inside": lambda x, ids: [
+        _beside_entries(x, ids, caller)[1] for caller in ("function", "branch", "loop")],
     "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
     "numbers of examples": lambda y: tf.cast(tf.where(y > 0), tf.float32) * 2,
     "another number of examples": _of_even(lambda words: tf.sparse.to_dense(
