@@ -34,6 +34,7 @@ from estimator_accum.microbatch.gather import gather
 from estimator_accum.microbatch.writes import written_by
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
+_SECOND = "EstimatorAccumSecondDerivative"
 _ONE_ROW = (
     "`outputs` of whole_batch_loss must have one row for each example, of one shape."
 )
@@ -243,12 +244,22 @@ class _Loss:
 def _gradient(operation: tf.Operation, arrived: tf.Tensor, *_):
     whole_loss: _Loss | None = getattr(operation, WHOLE_BATCH_LOSS, None)
     if whole_loss is None:
-        raise ValueError(
-            "The gradient of whole_batch_loss must be taken once. Received: a second "
-            f"derivative, or a copy, of {operation.name}. Compute its users in "
-            "loss_fn."
-        )
-    return [None, *whole_loss.gradients(arrived)]
+        _refuse_second(operation)
+    gradients = whole_loss.gradients(arrived)
+    present = [gradient for gradient in gradients if gradient is not None]
+    # They are read from slots, so a gradient of theirs would be lost without a word.
+    with operation.graph.gradient_override_map({"IdentityN": _SECOND}):
+        held = iter(tf.identity_n([*present, *operation.inputs[1:]]))
+    return [None, *(None if g is None else next(held) for g in gradients)]
+
+
+@tf.RegisterGradient(_SECOND)
+def _refuse_second(operation: tf.Operation, *_):
+    raise ValueError(
+        "The gradient of whole_batch_loss must be taken once. Received: a second "
+        f"derivative, or a copy, of {operation.name}. Compute its users in "
+        "loss_fn."
+    )
 
 
 def _computed(
@@ -259,7 +270,8 @@ def _computed(
     before = len(graph.get_operations())
     set_current_batch(None)  # what loss_fn makes is of no micro-batch
     try:
-        loss = check_loss(loss_of(everything))
+        with without_interception():  # such as a penalty of gradients
+            loss = check_loss(loss_of(everything))
     finally:
         set_current_batch(batch)
     after = graph.get_operations()[before:]
