@@ -128,6 +128,7 @@ class AccumulationCallback:
             self._optimizer.partial_window = "keep"
 
     def _end_epoch(self) -> None:
+        self._optimizer.warn_of_short_batches()
         if self.partial_window == "apply_every_epoch":
             self._optimizer.apply_partial_window()
 

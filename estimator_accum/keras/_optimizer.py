@@ -8,6 +8,7 @@ with the window as one more dependency: a checkpoint that was written without
 accumulation can be read.
 """
 
+import logging
 import threading
 
 import tensorflow as tf
@@ -23,12 +24,15 @@ from estimator_accum.graph.internals import (
     outer_graph_of,
     track,
 )
+from estimator_accum.keras._examples import number_of_examples
 from estimator_accum.keras._saving import Saving
 from estimator_accum.keras._window import (
     Variables,
     close_partial_window,
     run_micro_step,
 )
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 class Accumulating(Saving, DelegatingTrackable):
@@ -59,6 +63,7 @@ class Accumulating(Saving, DelegatingTrackable):
             _strategy=None,
             _closing={},  # functions that apply a partial window
             _traced_steps=None,
+            _has_warned=False,
         )
 
     def __getattr__(self, name):
@@ -164,7 +169,26 @@ class Accumulating(Saving, DelegatingTrackable):
         """Applies a partial window if asked to, then delegates to the wrapped one."""
         if self.partial_window == "apply":
             self.apply_partial_window()
+        self.warn_of_short_batches()
         self._inner.finalize_variable_values(var_list)
+
+    def warn_of_short_batches(self) -> None:
+        """Warns, once, if micro-batches of different sizes have counted as one each."""
+        window = self._window
+        is_noted = window is not None and window.most is not None
+        if self._has_warned or not is_noted or not tf.executing_eagerly():
+            return
+        least, most = int(window.least.numpy()), int(window.most.numpy())
+        if least < most:
+            self._has_warned = True
+            _logger.warning(
+                "accumulate: micro-batches of %d to %d examples counted alike, so the "
+                "updates are not those of the big batch. Choose a batch_size that "
+                "divides the number of examples, or leave a short last batch out, by "
+                "batch(batch_size, drop_remainder=True) of tf.data.",
+                least,
+                most,
+            )
 
     def apply_partial_window(self) -> bool:
         """Applies the open window, divided by its own weight.
@@ -267,6 +291,7 @@ class Accumulating(Saving, DelegatingTrackable):
             self._options(),
             is_reduced,
             self._apply_to,
+            number_of_examples(loss) if weight is None else None,
         )
 
     def _gradients_by_index(self, pairs: list, replica) -> dict:

@@ -62,10 +62,13 @@ class Variables(tf.Module):
         self.loss = create_accumulator("accumulation/loss", shape, dtype)
         self.window_loss = create_shared_scalar("accumulation/window_loss", dtype)
         self.micro_steps = create_shared_scalar("accumulation/micro_steps")
-        # Number of the set of variables that the open window has gradients of; it is in
-        # no checkpoint, and so not tracked.
-        owner = create_shared_scalar("accumulation/owner") if _is_eager() else None
-        object.__setattr__(self, "owner", owner)
+        # Number of the set of variables that the open window has gradients of, and the
+        # largest and smallest number of examples that counted as one micro-batch; they
+        # are in no checkpoint, and so not tracked.
+        names = ("owner", "most", "least") if _is_eager() else ()
+        scalars = {name: create_shared_scalar(f"accumulation/{name}") for name in names}
+        for name in ("owner", "most", "least"):
+            object.__setattr__(self, name, scalars.get(name))
         object.__setattr__(self, "_sets", {})  # sets of indices by the owner's number
         self.trained = None  # indices of the variables that get gradients
         self.sparse = set()  # of those, the ones with `IndexedSlices`
@@ -117,6 +120,7 @@ def run_micro_step(
     options: Options,
     is_reduced: bool,
     apply: Apply,
+    examples: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Accumulates one micro-batch and, at the boundary, updates; in replica context.
 
@@ -130,6 +134,7 @@ def run_micro_step(
         options: `optimizer`, `gradient_accumulation_steps` and `on_nonfinite`.
         is_reduced: Whether every replica's gradients are already the sum over replicas.
         apply: Applies the mean.
+        examples: Scalar int64, number of examples without a weight; None or 0: unknown.
 
     Returns:
         Scalar bool, whether the window closed.
@@ -161,7 +166,9 @@ def run_micro_step(
     )
     counted = add(plan, micro_batch)
     steps = plan.clock.steps(iterations)
-    return _close_if_done(variables, plan, counted, tf.identity(steps), apply)
+    if examples is None:
+        examples = tf.zeros([], tf.int64)
+    return _close_if_done(variables, plan, counted, tf.identity(steps), apply, examples)
 
 
 def close_partial_window(
@@ -170,7 +177,7 @@ def close_partial_window(
     """Applies the micro-batches in the window so far, in replica context."""
     nothing = tf.constant(0, tf.int64)
     plan = _open(variables, options)
-    return _close_if_done(variables, plan, nothing, nothing, apply)
+    return _close_if_done(variables, plan, nothing, nothing, apply, nothing)
 
 
 def _open(variables: Variables, options: Options) -> Plan:
@@ -194,15 +201,17 @@ def _open(variables: Variables, options: Options) -> Plan:
     )
 
 
-def _close_if_done(variables: Variables, plan: Plan, counted, steps, apply: Apply):
+def _close_if_done(
+    variables: Variables, plan: Plan, counted, steps, apply: Apply, examples
+):
     return tf.distribute.get_replica_context().merge_call(
         lambda strategy, *args: _finish(strategy, variables, plan, apply, *args),
-        args=(counted, steps),
+        args=(counted, steps, examples),
     )
 
 
 def _finish(
-    strategy, variables: Variables, plan: Plan, apply: Apply, counted, steps
+    strategy, variables: Variables, plan: Plan, apply: Apply, counted, steps, examples
 ) -> tf.Tensor:
     """Closes the window at a boundary, in cross-replica context."""
     counted = strategy.experimental_local_results(counted)
@@ -213,6 +222,7 @@ def _finish(
         owned = []
         if variables.owner is not None and variables.trained is not None:
             owned = [set_to(variables.owner, _owner_of(variables))]
+            owned += _note(variables, strategy.experimental_local_results(examples))
 
     def apply_mean(mean, loss) -> list:
         del loss
@@ -231,6 +241,18 @@ def _finish(
     return plan.clock.branch(
         plan.state.micro_steps, is_boundary, update, lambda: tf.constant(False)
     )
+
+
+def _note(variables: Variables, examples: tuple) -> list[tf.Tensor]:
+    """Takes down the number of examples that count as one micro-batch, if it is known."""
+    total = tf.add_n(examples)
+    is_known = tf.reduce_all(tf.stack(examples) > 0)
+    most, least = variables.most.read_value(), variables.least.read_value()
+    smaller = tf.where(tf.equal(least, 0), total, tf.minimum(least, total))
+    return [
+        set_to(variables.most, tf.where(is_known, tf.maximum(most, total), most)),
+        set_to(variables.least, tf.where(is_known, smaller, least)),
+    ]
 
 
 def _of_known_kinds(variables: Variables, gradients: dict[int, Gradient]):

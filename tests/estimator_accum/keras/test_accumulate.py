@@ -170,6 +170,19 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
     assert variable.numpy() == -2.0
 
 
+@pytest.mark.parametrize(
+    ("examples", "weight", "is_warned"),
+    [(20, None, True), (24, None, False), (20, lambda: tf.constant(1.0), False)],
+)
+def test_a_short_batch_of_fit_is_warned_of(kind, examples, weight, is_warned, caplog):
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), 2, weight=weight)
+    callbacks = [AccumulationCallback("apply_every_epoch")]
+    data = dense_data(examples)
+    fit(kind.dense_model(), optimizer, data, 8, 2, callbacks=callbacks)
+    sentence = "micro-batches of 4 to 8 examples counted alike, so the updates are not"
+    assert caplog.text.count(sentence) == is_warned
+
+
 def test_weight_may_be_zero_for_one_micro_batch(kind):
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)

@@ -1,0 +1,41 @@
+"""Number of examples in a Keras micro-batch.
+
+`fit` passes no batch to the optimizer, but the graph of its step has the loss's inputs.
+"""
+
+import tensorflow as tf
+
+from estimator_accum.graph.internals import captures_of
+from estimator_accum.graph.names import BATCHES
+from estimator_accum.graph.walks import data_ancestors
+
+
+def number_of_examples(loss: tf.Tensor | None) -> tf.Tensor:
+    """Returns the number of examples, int64; 0 if it is unknown.
+
+    Args:
+        loss: Scalar loss of a traced function; None if it is unknown.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if getattr(loss, "graph", None) is not graph:
+        return tf.constant(0, tf.int64)
+    inputs = [t for op in data_ancestors([loss.op]) for t in _fed_by(op)]
+    inputs = [t for t in inputs if t.shape.rank and not _is_handle(t)]
+    if not inputs:
+        return tf.constant(0, tf.int64)
+    sizes = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])
+    is_one = tf.reduce_all(tf.equal(sizes, sizes[0]))
+    return tf.where(is_one, sizes[0], tf.zeros_like(sizes[0]))
+
+
+def _fed_by(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the tensors of a batch: a function's arguments, or an iterator's results."""
+    if operation.type in BATCHES:
+        return list(operation.outputs)
+    captured = {inner.op for _, inner in captures_of(operation.graph)}
+    is_argument = operation.type == "Placeholder" and operation not in captured
+    return list(operation.outputs) if is_argument else []
+
+
+def _is_handle(tensor: tf.Tensor) -> bool:
+    return tensor.dtype in (tf.resource, tf.variant)
