@@ -5,6 +5,7 @@ python -m pytest tests/estimator_accum/unedited/test_rounded_products.py -s --lo
 
 import collections
 import contextlib
+import resource
 
 import numpy as np
 import pytest
@@ -128,15 +129,32 @@ def _batches():
     return tf.data.Dataset.from_generator(input_fn, types, shapes)
 
 
-def _look_often(monkeypatch, number: int) -> None:
-    """Lets the spot check look at several examples of each batch."""
-    run = spot_check.SpotCheck.run
+class _Cost:
+    """CPU seconds of all looks, and the growth of the process's peak by them [KiB]."""
+
+    def __init__(self):
+        self.cpu_secs, self.peak_kib = 0.0, 0
+
+    @contextlib.contextmanager
+    def adding(self):
+        begin = resource.getrusage(resource.RUSAGE_SELF)
+        yield
+        end = resource.getrusage(resource.RUSAGE_SELF)
+        self.cpu_secs += end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
+        self.peak_kib += end.ru_maxrss - begin.ru_maxrss
+
+
+def _look_often(monkeypatch, number: int) -> _Cost:
+    """Lets the spot check look at several examples of each batch; returns the cost."""
+    run, cost = spot_check.SpotCheck.run, _Cost()
 
     def looks(self, session, rows, size, last, feeds):
-        for i in range(number):
-            run(self, session, rows, size, number * last + i, feeds)
+        with cost.adding():
+            for i in range(number):
+                run(self, session, rows, size, number * last + i, feeds)
 
     monkeypatch.setattr(spot_check.SpotCheck, "run", looks)
+    return cost
 
 
 @pytest.mark.once
@@ -145,7 +163,7 @@ def _look_often(monkeypatch, number: int) -> None:
 def test_rounding_is_let_alone(name, precision, monkeypatch, request):
     looks = request.config.getoption("--looks")
     network = _NETWORKS[name] if looks < 100 else {**_NETWORKS, **_LARGE}[name]
-    _look_often(monkeypatch, looks // _UPDATES)
+    cost = _look_often(monkeypatch, looks // _UPDATES)
     ratios, failed, judge = collections.Counter(), [], spot_check._judge
 
     def noting(ratio, sentence, tensor, difference):
@@ -160,6 +178,8 @@ def test_rounding_is_let_alone(name, precision, monkeypatch, request):
     train(_model_fn(network, DIGITS[precision]), _batches, _UPDATES)
     worst = ", ".join(f"{kind} {ratio:.2g}" for kind, ratio in ratios.items())
     print(f"\n{name}, {precision}: {looks} looks, {len(failed)} repeated; {worst}")
+    secs, mib = cost.cpu_secs / looks, cost.peak_kib / 1024
+    print(f"a look: {secs:.3f} CPU seconds; all of them: {mib:.0f} MiB of the peak")
     assert {"four rows", "four gradients", "groups rows"} <= {*ratios}
 
 
