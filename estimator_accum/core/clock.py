@@ -42,14 +42,15 @@ class Clock:
         """
         return [run_either(is_first, make, list)]
 
-    def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
+    def hand_over(self, counted: tf.Tensor, loss, accumulators: list) -> tf.Tensor:
         """Returns the tensors that the boundary waits for, after a micro-batch was added.
 
         Args:
             counted: 1 if the window counts the micro-batch, else 0.
+            loss: The micro-batch's loss; None if unknown.
             accumulators: All accumulators of the window.
         """
-        del accumulators
+        del loss, accumulators
         return counted
 
     def at_the_boundary(self):

@@ -157,7 +157,7 @@ def make_train_op(
         counted, sums = tf.constant(1, tf.int64), _sums_of_one(plan, micro_batch)
     with tf.control_dependencies(update_ops):
         counted = tf.identity(counted)
-    counted = clock.hand_over(counted, plan.state.all_accumulators)
+    counted = clock.hand_over(counted, micro_batch.loss, plan.state.all_accumulators)
     with clock.at_the_boundary():
         loss = _mean_loss(plan, micro_batch, counted)
         added = Added(sums, counted, loss, steps, micro_batch.change)

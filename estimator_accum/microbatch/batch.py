@@ -48,6 +48,7 @@ class WholeBatch(Clock):
             if the model has none, or always recomputes.
         reduction, weight: As given for the first train op; before, `weight` is None.
         has_own_weight: Whether the caller gave this weight.
+        losses: Losses of the train ops of this library, as far as they are known.
         is_auto: As given, in training.
         works: The work that runs beside the train op.
     """
@@ -70,7 +71,7 @@ class WholeBatch(Clock):
             staged = stage(data, self.begin, self.size)
         self.names, self.stage, self.parts, self.sliced = staged
         self.reduction, self.weight, self.has_own_weight = reduction, None, False
-        self.should_recompute = self._repeats = None
+        self.should_recompute, self._repeats, self.losses = None, None, []
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
         self.works = Works(self.rows)
 
@@ -206,8 +207,9 @@ class WholeBatch(Clock):
         self.works.add(Work(before=make()))
         return []
 
-    def hand_over(self, counted: tf.Tensor, accumulators: list) -> tf.Tensor:
+    def hand_over(self, counted: tf.Tensor, loss, accumulators: list) -> tf.Tensor:
         """Adds the operations that the hook runs before the train op."""
+        self.losses += [] if loss is None else [loss]
         with tf.control_dependencies(None):
             if self._is_trained:
                 self.works.add(work_of_sums([counted.op], accumulators))

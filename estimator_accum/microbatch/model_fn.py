@@ -6,11 +6,11 @@ over the micro-batches i of one batch. As before, one `session.run(train_op)` is
 batch of input_fn, one update and one `global_step`.
 """
 
+import copy
 import functools
 import inspect
 import os
 import re
-import traceback
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -43,7 +43,7 @@ from estimator_accum.microbatch.own_optimizer.head import find_rows
 from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
-from estimator_accum.microbatch.staging import named_components
+from estimator_accum.microbatch.static_rows import StaticRows
 from estimator_accum.microbatch.work import Work
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
@@ -121,13 +121,22 @@ def microbatch_model_fn(
             hooks = [RefuseTraining()] if mode == modes.TRAIN else []
             return spec._replace(training_hooks=hooks)
         is_trained = mode == modes.TRAIN
-        batch = WholeBatch(whole, reduction, is_auto, is_trained)
+
+        def make_batch(data: dict) -> WholeBatch:
+            return WholeBatch(data, reduction, is_auto, is_trained)
+
+        def build_again(sliced: dict):
+            copies = arguments | {"params": copy.deepcopy(params)}
+            return _with_arguments(model_fn, copies)(*sliced.values())
+
+        static_rows = StaticRows(whole, make_batch, build_again)
+        batch = make_batch(whole)
 
         def build_on_slice():
             try:
                 return build(batch.sliced["features"], batch.sliced["labels"])
             except (TypeError, ValueError) as error:
-                _check_static_rows(whole, error)
+                static_rows.check_error(error)
                 raise
 
         def make_count(of: str = ""):
@@ -137,10 +146,13 @@ def microbatch_model_fn(
             return MicroBatchCount(None, grow_after, path)
 
         if is_trained:
-            return _trained(batch, whole, build_on_slice, make_count(), config)
+            return _trained(
+                batch, whole, build_on_slice, static_rows, make_count(), config
+            )
         constants = constant_features(whole)
         with batch.as_current():
             spec = build_on_slice()
+        static_rows.check(spec, batch)
         if mode == modes.EVAL:
             return _evaluated(batch, spec, make_count("-eval"), constants)
         return _predicted(batch, spec, make_count("-predict"), constants)
@@ -161,32 +173,16 @@ def _check_arguments(model_fn, micro_batches, grow_after) -> None:
         check_count("grow_after", grow_after, remedy, " or None")
 
 
-def _check_static_rows(whole: dict, error: Exception) -> None:
-    """Raises ValueError if a model_fn failed where a plain one has a static batch size.
-
-    Args:
-        whole: "features" and "labels" from input_fn.
-        error: The error of the model_fn.
-    """
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    is_of_library = frame.f_globals.get("__name__", "").startswith("estimator_accum.")
-    if is_of_library or not re.search("None|not fully defined", str(error)):
-        return
-    for name, (first, *more) in named_components(whole):
-        if not more and first.shape.rank and first.shape[0] is not None:
-            raise ValueError(
-                "The number of examples must be read from tf.shape: micro-batches have "
-                "another one than their batch, so the first static size is None. "
-                f"Received: {first.shape[0]} examples of {name}, and the model_fn's "
-                f"{type(error).__name__}: {str(error).rstrip('. ')}. Write "
-                "tf.shape(tensor)[0] in place of "
-                "tensor.shape[0]."
-            ) from error
-
-
-def _trained(batch: WholeBatch, whole: dict, build: Callable, count, config):
+def _trained(
+    batch: WholeBatch,
+    whole: dict,
+    build: Callable,
+    static_rows: StaticRows,
+    count: MicroBatchCount,
+    config,
+):
     """Returns a spec whose train op is only the update."""
-    spec, parts = build_unedited(batch, build)
+    spec, parts = build_unedited(batch, build, static_rows)
     if parts is not None:
         _check_only_worker(config)
     if parts is None:  # else the analysis of rows knows what belongs to examples
@@ -228,7 +224,8 @@ def _split_declared(batch: WholeBatch, spec):
             "Pass the train op of make_accumulating_train_op or of an optimizer."
         )
     _check_update(batch.begin.op)
-    check_declared(batch, spec.loss)
+    for loss in {loss.ref(): loss for loss in (spec.loss, *batch.losses)}.values():
+        check_declared(batch, loss)
     micro_ops, once = _split(train_op, batch.begin.op)
     batch.works.add(Work(micro_ops=micro_ops))
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)

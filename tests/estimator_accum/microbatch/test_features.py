@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, microbatch_model_fn
 from estimator_accum.microbatch.constants import constant_features
-from tests.helpers.models.interception import build, cut, train
 
 v1 = tf.compat.v1
 _Pair = collections.namedtuple("_Pair", ["left", "right"])
@@ -272,64 +271,3 @@ def test_a_queue_of_arrays_is_cut_too(tmp_path):
     seen = _Seen(lambda features, labels: [features["x"]])
     _train(seen, input_fn, tmp_path, 2)
     assert seen.of(0) == [[0, 1], [2, 3], [4, 5], [6]]
-
-
-def _read_rows(features):
-    return tf.zeros([features.shape[0], 4])
-
-
-def _compute_with_rows(features):
-    return tf.zeros([1, 4]) / features.shape[0]
-
-
-def _fill_a_shape(features):
-    return tf.zeros(features.shape)
-
-
-def _tile(features):
-    return tf.tile(tf.zeros([1, 4]), [features.shape[0], 1])
-
-
-def _unstack(features):
-    return tf.concat(tf.unstack(features[:, None]), 0)
-
-
-def _recurrent(start):
-    """Returns a model_fn whose first state is `start(features)`."""
-
-    def model_fn(features, labels, mode):
-        kernel = v1.get_variable("kernel", [3, 4], initializer=v1.ones_initializer())
-        state = start(features) + tf.matmul(features, kernel)
-        loss = tf.reduce_mean(tf.square(tf.tanh(state) - labels))
-        optimizer = v1.train.GradientDescentOptimizer(0.1)
-        train_op = optimizer.minimize(loss, v1.train.get_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    return model_fn
-
-
-_FIXED = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3), np.ones([8, 1], "f")
-
-
-@pytest.mark.parametrize(
-    "start", [_read_rows, _compute_with_rows, _fill_a_shape, _tile, _unstack]
-)
-def test_a_model_fn_that_needs_the_static_batch_size_is_told_of_tf_shape(start):
-    sentence = r"must be read from tf.shape: .* Received: 8 examples of features, and "
-    with pytest.raises(ValueError, match=sentence):
-        build(_recurrent(start), _FIXED)
-
-
-def test_a_model_fn_may_read_the_number_of_examples_from_tf_shape():
-    model_fn = _recurrent(lambda features: tf.zeros([tf.shape(features)[0], 4]))
-    ours, _ = train(cut(model_fn), _FIXED, 3)
-    theirs, _ = train(_recurrent(_read_rows), _FIXED, 3)
-    np.testing.assert_allclose(ours["kernel"], theirs["kernel"], 1e-6)
-
-
-def test_another_error_of_a_model_fn_stays_as_it_is():
-    def fail(features):
-        raise ValueError("no hidden layers")
-
-    with pytest.raises(ValueError, match="^no hidden layers$"):
-        build(_recurrent(fail), _FIXED)

@@ -107,15 +107,20 @@ def test_a_python_function_that_is_declared_per_example_gets_micro_batches():
     assert sizes[-4:] == [5, 5, 5, 3]
 
 
-def test_a_model_fn_is_called_once():
+def test_a_model_fn_is_called_once_and_again_for_a_static_number_of_examples():
     calls = []
+
+    def input_fn():
+        return tf.data.Dataset.from_tensor_slices(_BATCH).batch(16)
 
     def loss_of(*tensors):
         calls.append("loss_of")
         return tf.reduce_mean(_errors(*tensors))
 
-    train(cut(_model_fn(loss_of)), _BATCH)
+    train(cut(_model_fn(loss_of)), input_fn)
     assert calls == ["loss_of"]
+    train(cut(_model_fn(loss_of)), _BATCH)
+    assert calls == 3 * ["loss_of"]
 
 
 def test_a_declaration_that_is_wrong_is_refused_before_the_first_update():
