@@ -180,7 +180,7 @@ class Step:
 
 
 class _MakesVariablesError(BaseException):
-    """Ends a trace of a step that makes variables, past the step's own exceptions."""
+    """Ends a trace of a step that makes a variable of a tensor, past its exceptions."""
 
 
 class _Batch(NamedTuple):
@@ -361,7 +361,7 @@ class _Trace:
         reads_sizes: Whether the step has read static sizes of this batch.
 
     Raises:
-        _MakesVariablesError: If the step makes variables.
+        _MakesVariablesError: If the step makes a variable of a tensor.
     """
 
     def __init__(self, step: Callable, batch: _Batch, count: MicroBatchCount):
@@ -405,7 +405,7 @@ class _Trace:
 
         def build() -> list[tf.Tensor]:
             values = [whole.sliced for whole in wholes]
-            with tf.variable_creator_scope(_refuse_variable), sizes.shown():
+            with tf.variable_creator_scope(_make_outside), sizes.shown():
                 return self._flat_results(self._batch.call(step, values))
 
         self._phases = build_step(wholes, build)
@@ -494,10 +494,12 @@ def _shapes_of(wholes: list[WholeBatch], specs: list[dict]) -> list[tuple]:
     return pairs
 
 
-def _refuse_variable(make: Callable, **arguments) -> tf.Variable:
-    if tf.executing_eagerly():  # made outside of the graph, as by optimizers
+def _make_outside(make: Callable, **arguments) -> tf.Variable:
+    """Makes a variable outside of the graph, as tf.function does at a first call."""
+    if not tf.executing_eagerly() and hasattr(arguments.get("initial_value"), "op"):
+        raise _MakesVariablesError
+    with tf.init_scope():
         return make(**arguments)
-    raise _MakesVariablesError
 
 
 def _as_result(value):
