@@ -54,7 +54,9 @@ def seed_of_draw(operation: tf.Operation, *, is_shared: bool) -> tf.Tensor:
         is_shared: Whether all micro-batches of a batch draw the same numbers.
     """
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
-    name = "/".join(map(str, (operation.name, *seeds)))
+    # In a step, as TensorFlow does: Keras names a layer by the number of others before.
+    parts = seeds if any(seeds) and _number() is not None else (operation.name, *seeds)
+    name = "/".join(map(str, parts))
     return _named(name, any(seeds), None if is_shared else current_batch())
 
 

@@ -9,7 +9,7 @@ The check includes called functions, such as the branches of a tf.cond.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -78,9 +78,7 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
     needed = ancestors([tensor.op for tensor in tensors])
     library = library_of_functions()
     for operation in list(needed):
-        # An order of the batch cannot be drawn by micro-batch.
-        is_by_example = operation.type in STATELESS.keys() - {"RandomShuffle"}
-        if is_by_example and context_of(operation) is None:
+        if _is_drawn_by_example(operation):
             _draw_statelessly(operation, is_shared=False)
         elif operation.type == _TAKES_STATE and context_of(operation) is None:
             _take_state_once(operation)
@@ -117,14 +115,19 @@ def check_not_written(
             )
 
 
-def draw_once_per_batch(draws: list[tf.Operation]) -> None:
-    """Makes random numbers that all examples share the same in all micro-batches.
+def draw_by_number(draws: Iterable[tf.Operation], *, is_shared: bool) -> None:
+    """Makes random numbers those of a batch's number, in place of a state's.
+
+    A batch that is retried then draws them again.
 
     Args:
-        draws: Operations that draw them, in no branch or loop.
+        draws: Operations that draw them.
+        is_shared: Whether all micro-batches of a batch draw the same numbers. If not,
+            draws in branches and loops, and of an order, are left as they are.
     """
     for operation in draws:
-        _draw_statelessly(operation, is_shared=True)
+        if is_shared or _is_drawn_by_example(operation):
+            _draw_statelessly(operation, is_shared=is_shared)
 
 
 def changes_something(operation: tf.Operation, library: dict) -> bool:
@@ -177,6 +180,12 @@ def is_repeatable(node, library: dict) -> bool:
         library: Definitions of functions by name.
     """
     return all(_is_repeatable(kind, library) for kind in _kinds(node, library))
+
+
+def _is_drawn_by_example(operation: tf.Operation) -> bool:
+    # An order of the batch cannot be drawn by micro-batch.
+    is_by_example = operation.type in STATELESS.keys() - {"RandomShuffle"}
+    return is_by_example and context_of(operation) is None
 
 
 def _draw_statelessly(operation: tf.Operation, *, is_shared: bool) -> None:

@@ -161,8 +161,10 @@ def _shape(original: property, tensor) -> tf.TensorShape:
 
 def _set_shape(tensor: tf.Tensor, shape) -> None:
     """Sets a static shape, without the sizes that differ among micro-batches."""
-    before, shape = tensor.shape, tf.TensorShape(shape)
-    if before.rank is not None and shape.rank is not None:
+    before, shape = _originals[tf.Tensor].fget(tensor), tf.TensorShape(shape)
+    # A shape that says no more asks for no size.
+    is_new = not shape.is_compatible_with(before) or before != before.merge_with(shape)
+    if is_new and before.rank is not None and shape.rank is not None:
         sizes = None if before.is_fully_defined() else _sizes_here()
         if sizes is not None:
             unsplit = sizes.of(tensor)

@@ -149,15 +149,25 @@ class Step:
                 "several functions for each batch. Received: a call while another "
                 "function is traced. Leave out the tf.function around the call."
             )
-        with self._lock:
-            return self._run(args, kwargs)
+        return self.run(args, kwargs)
 
     @property
     def _is_whole(self) -> bool:
         return self._count.is_fixed and self._count.value == 1
 
-    def _run(self, args: tuple, kwargs: dict):
-        batch = _bind(self._step, args, kwargs, self._specs)
+    def run(self, args: tuple, kwargs: dict | None = None, specs: tuple | None = None):
+        """Runs a batch, also as one micro-batch; returns the step's results.
+
+        Args:
+            args: The step's arguments.
+            kwargs: Those with a name.
+            specs: Types of `args`, such as a data set's; None are their own.
+        """
+        with self._lock:
+            return self._run(args, kwargs or {}, specs or self._specs)
+
+    def _run(self, args: tuple, kwargs: dict, specs: tuple | None):
+        batch = _bind(self._step, args, kwargs, specs)
         destroy_unused_slots()
         trace = self._traces.get(batch.key) or self._traces.get(batch.key_with_sizes)
         if trace is None:
@@ -294,7 +304,7 @@ def _with_signature(arguments: dict, signature) -> tuple[list, list]:
         is_dense = isinstance(spec, tf.TensorSpec) and not _is_distributed(leaf)
         value = tf.convert_to_tensor(leaf, spec.dtype) if is_dense else leaf
         for part in _parts_of(value):
-            if not spec.is_compatible_with(part):
+            if spec is not None and not spec.is_compatible_with(part):
                 received = f"{name} of type {type(part).__name__} {part.shape}"
                 raise TypeError(_sentence_of_signature(signature, received))
         pairs.append((name, value))

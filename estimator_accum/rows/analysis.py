@@ -32,7 +32,6 @@ from estimator_accum.graph.names import (
     PYTHON,
     STATELESS,
     draws_by_state,
-    draws_from_seed,
     is_draw,
     moves_generator,
 )
@@ -86,8 +85,6 @@ class Analysis:
         parts: Tensors that have one row for each example along their first axis.
         mixed: Other tensors of the micro-batch.
         states: States of further tensors, by reference.
-        new_seeds: Tensors that are new in each run, of which all seeds are made; None if
-            seeds may be the same in all runs, and every fed tensor is a new one.
         values: Values of integer tensors among them, as sizes, by reference.
 
     Attributes:
@@ -110,7 +107,6 @@ class Analysis:
         parts: Iterable[tf.Tensor],
         mixed: Iterable[tf.Tensor] = (),
         states: dict | tuple = (),
-        new_seeds: Iterable[tf.Tensor] | None = None,
         values: dict | tuple = (),
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
@@ -125,8 +121,6 @@ class Analysis:
             self._states[part.ref()] = MIXED
         self._given = frozenset(self._states)  # by the caller
         self._has_changed = False
-        self._has_new_seeds = new_seeds is not None
-        self._new_seeds = {tensor.ref() for tensor in new_seeds or ()}
         self._is_body = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
         self.path = ""
@@ -135,11 +129,8 @@ class Analysis:
     def with_states(self, states: dict) -> "Analysis":
         """Returns another analysis, to which further tensors' states are given, too."""
         states = {key: self._states[key] for key in self._given} | states
-        seeds = (
-            [key.deref() for key in self._new_seeds] if self._has_new_seeds else None
-        )
         values = {key: self._values[key] for key in self._known}
-        return Analysis((), (), states, seeds, values)
+        return Analysis((), (), states, values)
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
@@ -300,8 +291,6 @@ class Analysis:
         if self._caller is not None:  # they are arguments, such as a loop's counter
             outer = [self._arguments[placeholder.ref()] for placeholder in placeholders]
             placeholders = [t for t in outer if self._caller.is_new_in_each_run(t)]
-        elif self._has_new_seeds:  # others are captured, such as a layer's constants
-            placeholders = [t for t in placeholders if t.ref() in self._new_seeds]
         else:
             captured = {inner.ref() for _, inner in captures_of(tensor.graph)}
             placeholders = [t for t in placeholders if t.ref() not in captured]
@@ -402,16 +391,12 @@ class Analysis:
         if is_draw(operation):
             is_inside = context_of(operation) is not None
             return self._is_body or is_inside or operation.type not in STATELESS
-        if self._has_new_seeds and draws_from_seed(operation.type):
-            return True
         functions = functions_of(operation)
         if not functions:
             return False
         if not self._library:
             self._library.update(library_of_functions())
         kinds = {node.op for node in nodes_of(functions, self._library)}
-        if self._has_new_seeds and any(map(draws_from_seed, kinds)):
-            return True
         draws = any(draws_by_state(kind) or moves_generator(kind) for kind in kinds)
         return draws or bool(kinds & PYTHON)
 
@@ -493,7 +478,7 @@ class Analysis:
             has_own_value: Whether the function gets the argument's own value; None
                 means always.
         """
-        body = Analysis((), new_seeds=() if self._has_new_seeds else None)
+        body = Analysis(())
         body._is_body, body._library = True, self._library
         body._caller = self
         body.path = f"{self.path}{operation.name}/{graph.name}/"

@@ -16,7 +16,6 @@ from estimator_accum.graph.names import SHAPES, SUMS, VARIABLES
 from estimator_accum.graph.walks import data_ancestors, walk
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import SCALING, SHOWN, is_one_number
-from estimator_accum.rows.own_sums import CHOOSING
 from estimator_accum.rows.rules.blocks import blocks_of
 
 _QUOTIENTS = SCALING - {"Mul"}
@@ -24,7 +23,8 @@ _QUOTIENTS = SCALING - {"Mul"}
 _MOVED = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "Transpose"}
 _MOVED |= {"StopGradient", *SHOWN}
 # Operations through which a sum of weights stays one, more or less.
-_OF_COUNTS = {*SUMS, *SCALING, *_MOVED, *CHOOSING, "Maximum", "StridedSlice", "Prod"}
+_CHOOSING = {"Select", "SelectV2"}
+_OF_COUNTS = {*SUMS, *SCALING, *_MOVED, *_CHOOSING, "Maximum", "StridedSlice", "Prod"}
 # Operations whose results have as many elements as the values decide.
 _SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
 _LIKE = {"OnesLike", "ZerosLike"}
@@ -154,7 +154,7 @@ class _Search:
                 waiting += inputs[:-1]
             elif operation.type == "Mul":
                 waiting += inputs
-            elif operation.type in CHOOSING:
+            elif operation.type in _CHOOSING:
                 waiting += inputs[1:]
             elif operation.type == "Mean" and self._has_own_size(inputs[0]):
                 return Divisor(inputs[0], True)
@@ -171,7 +171,7 @@ class _Search:
         for tensor in _each(waiting):
             operation, inputs = tensor.op, list(tensor.op.inputs)
             if operation.type in _OF_COUNTS:
-                waiting += inputs[operation.type in CHOOSING :]
+                waiting += inputs[operation.type in _CHOOSING :]
             elif operation.type in SHAPES:
                 if self._has_own_size(inputs[0]):
                     count = count or Divisor(inputs[0], True)

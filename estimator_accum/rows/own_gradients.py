@@ -4,23 +4,16 @@ The gradient of rows is sums of rows, unless somebody wrote another one. So each
 that somebody wrote is looked at by itself, from rows that are proved on.
 """
 
-import collections
-
 import tensorflow as tf
 
-from estimator_accum.graph.functions import (
-    has_own_gradient,
-    operations_with_own_gradients,
-)
+from estimator_accum.graph.functions import operations_with_own_gradients
 from estimator_accum.graph.internals import (
     context_of,
     gradient_scope_of,
     is_in_while_loop,
 )
-from estimator_accum.graph.names import FED
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.rows.analysis import Analysis
-from estimator_accum.rows.own_sums import check_own_sums, is_derived, is_number
 
 
 def results_with_own_gradients(
@@ -48,7 +41,6 @@ def check_own_gradients(
     pairs: list[tuple[tf.Tensor, tf.Tensor | tf.IndexedSlices | None]],
     gradients: list,
     remedy: str,
-    returned: list[tuple] | None = None,
 ) -> None:
     """Raises ValueError if a tf.custom_gradient combines the examples.
 
@@ -58,9 +50,6 @@ def check_own_gradients(
             the results with own gradients are among them.
         gradients: Gradients of variables; some may be None.
         remedy: End of the error's last sentence.
-        returned: (Tensor that is computed from variables, what such gradients return for
-            it, which may be None). It must be proved to be a sum over the examples, or
-            to have a row for each. Without it, numbers are to be compared.
     """
     customized = _customized([tensor for tensor, _ in pairs])
     parts = _tensors_of(gradients)
@@ -78,51 +67,19 @@ def check_own_gradients(
     def is_own(operation: tf.Operation) -> bool:
         return any(scope in f"/{operation.name}" for scope in scopes)
 
-    def is_given(operation: tf.Operation) -> bool:
-        """Returns whether a gradient is given; one that somebody wrote is proved."""
-        if returned is not None and operation.type not in FED:
-            return is_derived(operation) and not is_own(operation)
-        return not is_own(operation)
-
     states = {
         gradient.ref(): analysis.state(tensor)
         for tensor, gradient in pairs
-        if isinstance(gradient, tf.Tensor) and is_given(gradient.op)
+        if isinstance(gradient, tf.Tensor) and not is_own(gradient.op)
     }
     backward = analysis.with_states(states)
-    returned_for = collections.defaultdict(list)  # kinds of tensors
-    for tensor, gradient in returned or ():
-        returned_for[analysis.state(tensor).kind] += _tensors_of([gradient])
-    own_parts = [part for values in returned_for.values() for part in values]
-    backward.analyze([*parts, *own_parts])
+    backward.analyze(parts)
     for operation, inner in filter(lambda pair: is_own(pair[0]), backward.combining):
         raise ValueError(
             "A tf.custom_gradient must be computed for each example by itself. "
             f"Received: {operation.name} of type {inner.type}, which combines "
             f"examples. {remedy.capitalize()}."
         )
-    if returned is not None:
-        of_rows = returned_for["rows"]
-        check_own_sums(backward, parts, own_parts, of_rows, customized, remedy)
-
-
-def changed_by_own_gradients(
-    rows: list[tf.Tensor], sources: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Returns inputs for which a gradient that somebody wrote returns one.
-
-    Args:
-        rows: Tensors of the forward pass.
-        sources: Tensors from which inputs must be computed.
-    """
-    computed = data_descendants(sources)
-    return [
-        tensor
-        for operation in _customized(rows)
-        if has_own_gradient(operation.node_def) and context_of(operation) is None
-        for tensor in operation.inputs
-        if tensor.op in computed and is_number(tensor)
-    ]
 
 
 def _tensors_of(gradients: list) -> list[tf.Tensor]:

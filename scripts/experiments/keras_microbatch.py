@@ -4,9 +4,8 @@
 
 Trains 30 updates in float64 for each loss and kind of model, on batches of 10, 8, 6 and 1
 examples, in 3 and in 4 micro-batches: some sizes are unequal, and some batches have fewer
-micro-batches. Prints the largest difference of weights, slots, losses and metrics as a Markdown table. Then
-compares the masks of dropout in the two passes of a loss that compares examples. Fails if
-a difference is above 1e-11, or if a mask differs.
+micro-batches. Prints the largest difference of weights, slots, losses and metrics as a Markdown table.
+Fails if a difference is above 1e-11.
 """
 
 import importlib
@@ -19,7 +18,7 @@ if __name__ == "__main__":  # a clone runs without installation
 import numpy as np
 
 from estimator_accum.programs.command_line import OneSentenceParser
-from tests.helpers.models.keras_cut import LOSSES, MODELS, difference, masks, train_on
+from tests.helpers.models.keras_cut import LOSSES, MODELS, difference, train_on
 
 _LIMIT = 1e-11
 _SIZES, _EPOCHS = (10, 8, 6, 1, 1), 6  # 30 updates
@@ -47,9 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             cells.append("" if value is None else f"{value:.1e}")
         print(f"| {loss} | {' | '.join(cells)} |", flush=True)
     print(f"largest difference: {largest:.1e}, at most {_LIMIT} allowed")
-    are_equal = all(_masks_are_equal(keras, cut) for cut in flags.cuts)
-    print(f"masks of both passes are {'equal' if are_equal else 'DIFFERENT'}")
-    return int(not largest <= _LIMIT or not are_equal)
+    return int(not largest <= _LIMIT)
 
 
 def _difference(keras, model: str, loss: str, cuts: list[int]) -> float | None:
@@ -62,11 +59,6 @@ def _difference(keras, model: str, loss: str, cuts: list[int]) -> float | None:
             for cut in cuts
         ]
     )
-
-
-def _masks_are_equal(keras, cut: int) -> bool:
-    first, second = masks(keras, cut)
-    return np.array_equal(first, second) and 0 < np.mean(first == 0) < 1
 
 
 if __name__ == "__main__":

@@ -56,9 +56,7 @@ class View:
             elif not part.has_rows:
                 mixed.append(part.sliced)
         sparse_states, values = states_of_sparse(sparse)
-        self.analysis = Analysis(
-            rows, mixed, sparse_states | dict(states), None, values
-        )
+        self.analysis = Analysis(rows, mixed, sparse_states | dict(states), values)
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}

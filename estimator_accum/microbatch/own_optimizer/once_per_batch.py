@@ -32,7 +32,7 @@ from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.sparse_gradients import add_slices
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
-from estimator_accum.microbatch.repeatable import draw_once_per_batch, make_repeatable
+from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
 from estimator_accum.microbatch.static_rows import StaticRows
 from estimator_accum.microbatch.work import Work
 
@@ -117,6 +117,10 @@ class Model:
         _check_passes(self._batch, self.graph, [value for _, value in values.pairs])
         return values
 
+    def share_draws(self, values: Values) -> None:
+        """Makes random numbers that all examples share those of their batch."""
+        _share_draws(self._batch, values.view)
+
     def parts(self, values: Values, losses: list[tf.Tensor]) -> dict:
         """Returns arguments of `complete`."""
         batch, calls = self._batch, self._calls
@@ -175,12 +179,15 @@ def _check_passes(
             )
 
 
+def _share_draws(batch: WholeBatch, view: View) -> None:
+    draws = draws_of_passes(batch)
+    fixed = [draw for draw in draws if view.state(draw.outputs[0]).kind == "fixed"]
+    draw_by_number(fixed, is_shared=True)
+
+
 def _make_draws_repeatable(batch: WholeBatch, view: View, early: Copies) -> None:
     """Makes random numbers those of their batch, or of their micro-batch in all passes."""
-    draws = draws_of_passes(batch)
-    draw_once_per_batch(
-        [draw for draw in draws if view.state(draw.outputs[0]).kind == "fixed"]
-    )
+    _share_draws(batch, view)
     make_repeatable(batch.works.total.twice)
     rows = [tensor for tensor, _ in early.collected]
     make_repeatable(rows, "Rows of examples that the loss combines")

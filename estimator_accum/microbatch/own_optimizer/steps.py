@@ -32,7 +32,7 @@ from estimator_accum.microbatch.own_optimizer.phases import (
     Times,
     cut_waits,
 )
-from estimator_accum.microbatch.repeatable import make_repeatable
+from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
 
 
@@ -83,8 +83,14 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
             return model.values(plans[i]._replace(fed=tensors), _losses(part))
 
     values = _for_each(phases, values_of, models)
-    if len(phases.all) > 1:
-        _for_each(phases, lambda i, part: _draw_again(part))
+    has_more = len(phases.all) > 1
+    _for_each(
+        phases,
+        lambda i, part, model, values: model.share_draws(values),
+        models,
+        values,
+    )
+    _for_each(phases, lambda i, part: _draw_again(part, has_more))
 
     def complete_part(i: int, part: Part, model: Model, values) -> ReplicaBatch:
         with part.batch.as_current():
@@ -164,12 +170,19 @@ def _needed(replicas: list[ReplicaBatch], plan: BatchPlan) -> dict:
     return operations
 
 
-def _draw_again(part: Part) -> None:
-    """Makes random numbers the same in all phases of a step."""
-    draws = filter(is_draw, ancestors(part.batch.works.total.micro_ops))
-    drawn = [operation.outputs[0] for operation in draws]
+def _draw_again(part: Part, has_more: bool) -> None:
+    """Makes random numbers the same when a batch is retried, and in all its phases.
+
+    Args:
+        part: The part of a phase.
+        has_more: Whether there are several phases.
+    """
+    draws = [op for op in ancestors(part.batch.works.total.micro_ops) if is_draw(op)]
     with part.batch.as_current():
-        make_repeatable(drawn, "Random numbers of a step with several updates")
+        draw_by_number(draws, is_shared=False)
+        if has_more:
+            drawn = [operation.outputs[0] for operation in draws]
+            make_repeatable(drawn, "Random numbers of a step with several updates")
 
 
 def _check_kept(times: Times, operation: tf.Operation) -> None:

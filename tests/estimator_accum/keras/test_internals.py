@@ -3,9 +3,11 @@
 import ast
 import importlib
 import inspect
+import types
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import values
 
 from estimator_accum.keras import _internals
 from tests.helpers.models.keras_kinds import KINDS, Kind
@@ -166,45 +168,8 @@ def unpickled(kind):
     return float(_internals.unpickled(saved).learning_rate) == 0.25
 
 
-@_finds("new")
-def uncast_variable_of(kind):
-    keras = kind.keras
-    layer = keras.layers.Dense(1, dtype="mixed_bfloat16")
-    layer.build((None, 1))
-    return type(_internals.uncast_variable_of(layer.kernel)) is not type(layer.kernel)
-
-
-@_finds("new")
-def drawing_from(kind):
-    layer, ones = kind.keras.layers.Dropout(0.5), tf.ones([1, 64])
-    with _internals.drawing_from([layer], lambda: tf.constant([1, 2])):
-        drawn = [layer(ones, training=True).numpy().tolist() for _ in range(2)]
-    return drawn[0] == drawn[1] != layer(ones, training=True).numpy().tolist()
-
-
 def _each_keras():
     return [kind.keras for kind in _KINDS.values() if not kind.is_legacy]
-
-
-@_finds("new")
-def MASK(kind):
-    x = tf.constant([[0, 1]])
-    layers = [keras.layers.Embedding(2, 1, mask_zero=True) for keras in _each_keras()]
-    return all(hasattr(layer(x), _internals.MASK) for layer in layers)
-
-
-@_finds("new")
-def LOGITS(kind):
-    layers = [keras.layers.Dense(2, "softmax") for keras in _each_keras()]
-    return all(hasattr(layer(tf.ones([1, 3])), _internals.LOGITS) for layer in layers)
-
-
-@_finds("new")
-def layers_of(kind):
-    for keras in _each_keras():
-        layer = keras.layers.Dense(1)
-        assert layer in _internals.layers_of(keras.Sequential([layer]))
-    return True
 
 
 @_finds("new")
@@ -218,58 +183,6 @@ def steps_per_execution_of(kind):
     return True
 
 
-def _compiled(keras):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", keras.losses.Huber(), loss_weights=[2.0])
-    return model
-
-
-@_finds("new")
-def losses_of_2(kind):
-    ((loss, weight),) = _internals.losses_of_2(_compiled(kind.keras), tf.ones([2, 1]))
-    return isinstance(loss, kind.keras.losses.Huber) and float(weight) == 2
-
-
-@_finds(True)
-def losses_of_3(kind):
-    y = tf.ones([2, 1])
-    ((loss, weight),) = _internals.losses_of_3(_compiled(kind.keras), y, y)
-    return isinstance(loss, kind.keras.losses.Huber) and weight == 2
-
-
-@_finds("new")
-def matched(kind):
-    y, _, weights = _internals.matched(
-        kind.keras.__name__, tf.ones([2]), tf.ones([2, 1]), tf.ones([2])
-    )
-    return y.shape == weights.shape == [2, 1]
-
-
-@_finds("new")
-def step_counters_of(kind):
-    return len(_internals.step_counters_of(_compiled(kind.keras))) == 3
-
-
-@_finds("new")
-def is_recorded(kind):
-    del kind
-    x = tf.constant(1.0)
-    with tf.GradientTape() as tape:
-        before = _internals.is_recorded([x])
-        tape.watch(x)
-        return _internals.is_recorded([x]) and not before
-
-
-@_finds("new")
-def stop_recording(kind):
-    del kind
-    x = tf.constant(1.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with _internals.stop_recording():
-            return not _internals.is_recorded([x])
-
-
 @_finds("new")
 def has_parameter_servers(kind):
     del kind
@@ -278,38 +191,30 @@ def has_parameter_servers(kind):
 
 
 @_finds("new")
-def has_added_losses(kind):
+def one_eager_step(kind):
     for keras in _each_keras():
-        layer = keras.layers.ActivityRegularization(1.0)
-        layer(tf.ones([1, 1]))
-        assert _internals.has_added_losses(layer)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=3)
+        with _internals.one_eager_step(model):
+            model.make_train_function(force=True)
+        assert not model.run_eagerly
+        assert not hasattr(model.train_function, "get_concrete_function")
+        model.train_function(iter([(tf.ones([2, 3]), tf.ones([2, 1]))]))
+        assert int(model.optimizer.iterations) == 1
     return True
 
 
-@_finds(True)
-def seeds_of(kind):
-    kind.keras.utils.set_random_seed(0)
-    layer = kind.keras.layers.Dropout(0.5)
-    before = _internals.seeds_of([layer])
-    _internals.create_global_seed()
-    return (len(before), len(_internals.seeds_of([layer]))) == (1, 2)
+@_finds("new")
+def specs_of(kind):
+    del kind
+    data = tf.data.Dataset.from_tensors(tf.ones([4])).batch(2)
+    spec = iter(data).element_spec
+    replicas = types.SimpleNamespace(element_spec=values.PerReplicaSpec(spec, spec))
+    return _internals.specs_of(iter(data)) == _internals.specs_of(replicas) == (spec,)
 
 
-@_finds(True)
-def create_global_seed(kind):
-    return seeds_of(kind)
-
-
-@_finds(True)
-def build_for(kind):
-    model = kind.keras.Sequential([kind.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    _internals.build_for(model, (tf.ones([2, 3]), tf.ones([2, 1])))
-    return model.built and model.optimizer.built
-
-
-@_finds(True)
-def symbolic_input(kind):
-    model = kind.keras.Sequential([kind.keras.layers.Dense(1)])
-    model(_internals.symbolic_input(tf.ones([2, 3])))
-    return model.built
+@_finds("new")
+def without_optionals(kind):
+    del kind
+    data = tf.ones([2]), tf.experimental.Optional.empty(tf.TensorSpec([]))
+    return _internals.without_optionals(data)[1] is None

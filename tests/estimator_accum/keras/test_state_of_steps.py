@@ -15,8 +15,10 @@ _LIMIT = 1e-12
 def keras():
     module = importlib.import_module("keras")
     module.backend.set_floatx("float64")
+    module.mixed_precision.set_global_policy("float64")
     yield module
     module.backend.set_floatx("float32")
+    module.mixed_precision.set_global_policy("float32")
 
 
 def _in_branch(state):
@@ -122,7 +124,7 @@ def test_variables_that_a_step_writes_have_the_values_of_the_batch_at_once(
 
     def is_failing():
         calls.append(None)
-        return len(calls) in (1, 4)  # a first attempt, and one that is cut
+        return len(calls) == 1  # the batch at once
 
     wanted = _trained(keras, 1, place)
     for ours in (
@@ -131,7 +133,7 @@ def test_variables_that_a_step_writes_have_the_values_of_the_batch_at_once(
     ):
         for one, other in zip(ours, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
-    assert len(calls) == 6
+    assert len(calls) == 5
 
 
 def test_an_eager_loss_may_write_what_the_model_reads(keras):
@@ -149,26 +151,32 @@ def test_an_eager_loss_may_write_what_the_model_reads(keras):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
 
 
-def test_a_table_that_the_loss_writes_and_the_model_reads_is_refused(keras):
-    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 1.0)
+def test_a_loss_may_write_a_table_that_the_model_reads(keras):
     key = tf.constant([0], tf.int64)
 
-    class Reading(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
+    def trained(number):
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 1.0)
 
-        def call(self, x):
-            return self.dense(x) * tf.ensure_shape(table.lookup(key), [1])
+        class Reading(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1, kernel_initializer="ones")
 
-    def loss(y, outputs):
-        table.insert(key, table.lookup(key) + 1.0)
-        return tf.reduce_mean(tf.square(y - outputs))
+            def call(self, x):
+                return self.dense(x) * tf.ensure_shape(table.lookup(key), [1])
 
-    model = microbatch(Reading(), 2)
-    model.compile("sgd", loss, jit_compile=False)
-    with pytest.raises(ValueError, match="variables alone, whose values can be held"):
-        model.train_on_batch(np.ones([4, 2]), np.ones([4, 1]))
+        def loss(y, outputs):
+            table.insert(key, table.lookup(key) + 1.0)
+            return tf.reduce_mean(tf.square(y - outputs))
+
+        model = microbatch(Reading(), number)
+        model.compile("sgd", loss, jit_compile=False)
+        for _ in range(2):
+            model.train_on_batch(np.ones([4, 2]), np.ones([4, 1]))
+        return [*model.get_weights(), table.lookup(key).numpy()]
+
+    for one, other in zip(trained(2), trained(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
 
 
 @pytest.mark.parametrize("number", [2, "auto"])

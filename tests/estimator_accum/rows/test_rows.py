@@ -1065,6 +1065,6 @@ def test_the_shape_of_a_sparse_tensor_has_the_number_of_examples(rank, kind):
         parts = [sparse.indices, sparse.values, sparse.dense_shape]
         states, values = states_of_sparse({"words": parts})
         number = sparse.dense_shape[0] * 2
-        analysis = Analysis((), (), states, None, values)
+        analysis = Analysis((), (), states, values)
         analysis.analyze([number])
         assert analysis.state(number).kind == kind

@@ -151,6 +151,8 @@ def train_on(keras, model: str, loss: str, micro_batches: int, epochs: int, size
         lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), data
     )
     batches = tf.data.Dataset.from_generator(lambda: parts, output_signature=kind)
+    # Without it, Keras 2 counts one update more than there are batches.
+    batches = batches.apply(tf.data.experimental.assert_cardinality(len(parts)))
     return _results(network, network.fit(batches, epochs=epochs, verbose=0, **more))
 
 
@@ -161,7 +163,7 @@ def _compiled(keras, model: str, loss: str, micro_batches: int, options: dict):
     keras.utils.set_random_seed(1)
     make, _ = MODELS[model]
     network = make(keras)
-    if micro_batches > 1:
+    if micro_batches != 1:
         network = microbatch(network, micro_batches)
     loss, more, targets = LOSSES[loss](keras)
     x, y = data(model, targets)
@@ -178,32 +180,6 @@ def _results(network, history) -> dict:
     results = {f"weight {i}": value for i, value in enumerate(weights)}
     results |= {f"slot {i}": np.array(value) for i, value in enumerate(slots)}
     return results | history.history
-
-
-def masks(keras, micro_batches: int) -> list[np.ndarray]:
-    """Returns the masks that dropout draws for a batch, of each pass of the model."""
-    parts = []
-
-    class Dropped(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.dropout = keras.layers.Dropout(0.5)
-
-        def call(self, x, training=None):
-            mask = self.dropout(tf.ones_like(x), training=training)
-            pair = tf.concat([x, mask], axis=1)
-            note = tf.numpy_function(parts.append, [pair], [])
-            with tf.control_dependencies([note]):
-                return x * mask
-
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((5,)), Dropped(), keras.layers.Dense(3)])
-    microbatch(model, micro_batches).compile("sgd", _contrast, jit_compile=False)
-    x, y = data("dense", "floats")
-    model.train_on_batch(x, y)
-    passes = np.split(np.concatenate(parts), sum(map(len, parts)) // len(x))
-    # Micro-batches come in any order: the examples tell which is which.
-    return [drawn[np.argsort(drawn[:, 0])][:, 5:] for drawn in passes]
 
 
 def difference(one: dict, other: dict) -> float:

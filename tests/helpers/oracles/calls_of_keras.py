@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import captures_of
-from estimator_accum.keras._models import Model2, Model3
 from estimator_accum.rows.analysis import Analysis
 
 _SHAPES = {
@@ -220,29 +218,24 @@ def traced() -> tuple[Callable[[], Analysis], dict[str, list[tf.Tensor]]]:
     The layers are called in one graph, to save time.
     """
     keras = importlib.import_module("keras")
-    family = Model3 if keras.__version__.startswith("3") else Model2
     layers = {
         name: LAYERS[name][0](getattr(keras.layers, name))
         for name in names()
         if name not in NO_TENSOR
     }
-    holder, results = keras.Sequential(list(layers.values())), {}
+    results = {}
 
-    def call(seed, *parts):
+    def call(*parts):
         batch = dict(zip(_SHAPES, parts, strict=True))
-        with family.drawing_from(holder, seed):
-            for name, layer in layers.items():
-                outputs = tf.nest.flatten(_call(layer, name, batch))
-                results[name] = [t for t in outputs if tf.is_tensor(t)]
-        return seed
+        for name, layer in layers.items():
+            outputs = tf.nest.flatten(_call(layer, name, batch))
+            results[name] = [t for t in outputs if tf.is_tensor(t)]
 
     specs = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in _SHAPES.values()]
     function = tf.function(call, autograph=False)
-    graph = function.get_concrete_function(tf.TensorSpec([2], tf.int32), *specs).graph
-    ids = {id(variable.handle) for variable in family.seeds_of(holder)}
-    seeds = [inner for outer, inner in captures_of(graph) if id(outer) in ids]
-    seed, *parts = graph.inputs[: 1 + len(_SHAPES)]
-    return (lambda: Analysis(parts, new_seeds=[seed, *seeds])), results
+    graph = function.get_concrete_function(*specs).graph
+    parts = graph.inputs[: len(_SHAPES)]
+    return (lambda: Analysis(parts)), results
 
 
 def _call(layer, name: str, batch: dict):

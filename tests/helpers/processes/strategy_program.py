@@ -317,7 +317,6 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
         if not kind.is_3:
             reductions = _record_reductions([_OF_KERAS_2])
         report["cut"] = _fit_cut(strategy, kind, reductions)
-        report["refused"] = _refusal_of_auto(strategy, kind)
         report["dropped"] = [_drop_cut(strategy, kind, number) for number in (1, 3)]
     print(json.dumps(report))
 
@@ -330,24 +329,26 @@ def _step(kind: str, folder: str, options: dict) -> None:
 
 
 def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
-    """Returns (difference, reductions at once, reductions in 3) for two losses.
+    """Returns (difference, reductions in the graph that is split, in 3 and "auto").
 
-    The difference is the largest one of weights, trained at once and in micro-batches.
+    For two losses. The difference is the largest one of weights, trained unsplit and in
+    micro-batches.
     """
     data = tf.data.Dataset.from_tensor_slices(dense_data(88, "float64")).batch(24)
     results = []
     for loss in "mse", _compare:
         weights, numbers = [], []
-        for micro_batches in 1, 3:
+        for micro_batches in 1, 3, "auto":
             begin = len(reductions)
             with strategy.scope():
                 model = microbatch(kind.dense_model("float64"), micro_batches)
                 model.compile(kind.optimizer("Adam", 0.05), loss, jit_compile=False)
             model.fit(data, shuffle=False, verbose=0)
             weights.append(model.get_weights())
-            numbers.append(len(reductions) - begin)
-        pairs = zip(*weights, strict=True)
-        results.append((max(np.abs(a - b).max() for a, b in pairs), *numbers))
+            numbers.append(reductions[begin:].count("step"))
+        whole, *others = weights
+        pairs = [pair for ours in others for pair in zip(ours, whole, strict=True)]
+        results.append((max(np.abs(a - b).max() for a, b in pairs), *numbers[1:]))
     return results
 
 
@@ -384,18 +385,6 @@ def _drop_cut(strategy, kind: Kind, micro_batches: int) -> tuple[int, float]:
     expected = np.eye(32) - np.mean(masks, axis=0) / 32
     difference = np.abs(model.get_weights()[0] - expected).max()
     return len({tuple(mask) for mask in masks}), difference
-
-
-def _refusal_of_auto(strategy, kind: Kind) -> str:
-    """Returns the error of a batch that would be retried."""
-    with strategy.scope():
-        model = microbatch(kind.dense_model("float64"), "auto")
-        model.compile("sgd", "mse", jit_compile=False)
-    try:
-        model.fit(*dense_data(8, "float64"), verbose=0)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _compare(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
