@@ -3,16 +3,15 @@
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.data_sets import MAPPED_ELEMENTS, SAME_ELEMENTS, data_set_of
-from estimator_accum.graph.functions import library_of_functions, producer_of
-from estimator_accum.graph.names import BATCH_QUEUES, BATCHES, FED
+from estimator_accum.graph.data_sets import batch_size_of
+from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.names import BATCHES, FED
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
 from estimator_accum.rows.analysis import Analysis
@@ -27,7 +26,6 @@ from estimator_accum.rows.loss_sums import (
 )
 from estimator_accum.rows.own_divisors import warn_of_own_divisors
 
-_BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
 # Operations whose results are sums or means of elements of their first input.
 _OF_FIRST = {"GatherV2", "Mean", "StridedSlice", "Sum", "Transpose"}
 # Operations that may add up more than examples.
@@ -121,7 +119,7 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
         [loss.op], lambda op: () if op.type in BATCHES else op.inputs
     )
     sources = [op for op in needed if op.type in BATCHES]
-    sizes = {_batch_size(source) for source in sources}
+    sizes = {batch_size_of(source) for source in sources}
     if len(sizes) != 1 or not sizes.isdisjoint({None, 1}):
         return []  # the sum over one example is the mean
     (size,) = sizes
@@ -316,26 +314,3 @@ def _may_be_of_an_epoch(factor: float | None, size: int) -> bool:
     examples = abs(factor) * size
     is_whole = size > 0 and abs(examples - round(examples)) < 1e-5 * examples
     return is_whole and abs(factor) > 1 and abs(factor - round(factor, 2)) > 1e-6
-
-
-def _batch_size(source: tf.Operation) -> int | None:
-    """Returns the examples in a batch; 0 if that varies, None without known batches."""
-    if source.type in BATCH_QUEUES:
-        return int(tf.get_static_value(source.inputs[1]) or 0)
-    data_set = data_set_of(source.inputs[0].op, library_of_functions())
-    if data_set is None:
-        return None
-    node, is_mapped = data_set.find(data_set.name), False
-    while node is not None and (
-        SAME_ELEMENTS.match(node.op) or MAPPED_ELEMENTS.match(node.op)
-    ):
-        is_mapped |= MAPPED_ELEMENTS.match(node.op) is not None
-        node = data_set.find(producer_of(node.input[0]))
-    if node is None or not _BATCHING.fullmatch(node.op):
-        return None
-    inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
-    # Behind what a function of `map_and_batch` captures, or behind the data set.
-    size = inputs[-3] if node.op.startswith("MapAnd") else inputs[1]
-    number = data_set.number(size)
-    # The function of a map may return another number of rows.
-    return 0 if number is None or is_mapped else int(number)

@@ -122,9 +122,14 @@ def _check_no_branch() -> None:
 
 def _check_optimizer(optimizer) -> None:
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        remedy = "For Keras optimizers there is estimator_accum.keras.accumulate."
+        if isinstance(optimizer, str | type):
+            remedy = "Make one, such as tf.compat.v1.train.AdamOptimizer(1e-3)."
+        elif tf.is_tensor(optimizer):
+            remedy = "It is a Tensor: are the loss and the optimizer swapped?"
         raise TypeError(
             "`optimizer` must be a tf.compat.v1.train.Optimizer. Received: "
-            f"{optimizer!r}. For Keras optimizers there is estimator_accum.keras.accumulate."
+            f"{optimizer!r}. {remedy}"
         )
     if isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
         raise TypeError(

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import producer_of
+from estimator_accum.graph.functions import library_of_functions, producer_of
+from estimator_accum.graph.names import BATCH_QUEUES
 
 # Data sets whose elements are those of another one, and that map each of another one's.
 SAME_ELEMENTS = re.compile(
@@ -18,6 +19,7 @@ SAME_ELEMENTS = re.compile(
     r"Dataset(V\d)?$|FinalizeDataset$"
 )
 MAPPED_ELEMENTS = re.compile(r"(Parallel)?MapDataset(V\d)?$")
+_BATCHING = re.compile("(Padded|Parallel|MapAnd)?BatchDataset(V2)?")
 
 
 class DataSet(NamedTuple):
@@ -67,3 +69,26 @@ def data_set_of(iterator: tf.Operation, library: dict) -> DataSet | None:
 def finder_in(definition) -> Callable:
     """Returns a function that returns a function's node by its name."""
     return {node.name: node for node in definition.node_def}.get
+
+
+def batch_size_of(source: tf.Operation) -> int | None:
+    """Returns the examples in a batch; 0 if that varies, None without known batches."""
+    if source.type in BATCH_QUEUES:
+        return int(tf.get_static_value(source.inputs[1]) or 0)
+    data_set = data_set_of(source.inputs[0].op, library_of_functions())
+    if data_set is None:
+        return None
+    node, is_mapped = data_set.find(data_set.name), False
+    while node is not None and (
+        SAME_ELEMENTS.match(node.op) or MAPPED_ELEMENTS.match(node.op)
+    ):
+        is_mapped |= MAPPED_ELEMENTS.match(node.op) is not None
+        node = data_set.find(producer_of(node.input[0]))
+    if node is None or not _BATCHING.fullmatch(node.op):
+        return None
+    inputs = [producer_of(name) for name in node.input if not name.startswith("^")]
+    # Behind what a function of `map_and_batch` captures, or behind the data set.
+    size = inputs[-3] if node.op.startswith("MapAnd") else inputs[1]
+    number = data_set.number(size)
+    # The function of a map may return another number of rows.
+    return 0 if number is None or is_mapped else int(number)

@@ -6,8 +6,8 @@
         the model 98.1 MB, sums of gradients 12.4 MB; the open window has 6 of 8
         micro-steps
 
-A hook does not know the number of the steps, nor the examples of a micro-batch unless
-the caller gave it. The memory of the model is missing if an earlier training of the
+A hook does not know the number of the steps. The examples of a micro-batch are the
+caller's number, or in the first line that of `Dataset.batch`. The memory of the model is missing if an earlier training of the
 process needed more.
 """
 
@@ -16,6 +16,9 @@ import statistics
 
 from estimator_accum.core.accumulators import variables_of
 from estimator_accum.core.registry import Window
+from estimator_accum.graph.data_sets import batch_size_of
+from estimator_accum.graph.names import BATCHES
+from estimator_accum.graph.walks import ancestors
 from estimator_accum.reports import Report, Update
 from estimator_accum.reports._display import write_line
 from estimator_accum.reports._memory import MODEL, peak_bytes, spoken
@@ -72,6 +75,8 @@ class TrainingSummary(Report):
         if window.num_replicas > 1:
             sizes += f" x {window.num_replicas} replicas"
         batch, size = f"an update is {sizes}", self._micro_batch_size
+        if size is None and window.num_replicas == 1:
+            size = _examples_of(window)
         if size is not None:
             whole = size * steps * window.num_replicas
             batch = f"effective batch {whole:,} = {size:,} examples x {sizes}"
@@ -155,3 +160,10 @@ class TrainingSummary(Report):
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _examples_of(window: Window) -> int | None:
+    """Returns the examples of a micro-batch, if its data set has one size of batches."""
+    needed = ancestors([window.mean_loss.op, window.update_step_after.op])
+    sizes = {batch_size_of(source) for source in needed if source.type in BATCHES}
+    return sizes.pop() or None if len(sizes) == 1 else None

@@ -89,7 +89,10 @@ def make_saver_hooks(
 
 
 class _SaverHook(tf.compat.v1.train.CheckpointSaverHook):
-    """Saves as its base class does, but the graph only in each checkpoint's .meta."""
+    """Saves as its base class does, but the graph only in each checkpoint's .meta.
+
+    A later checkpoint replaces that of update 0, which holds initial values alone.
+    """
 
     def begin(self) -> None:
         super().begin()
@@ -100,6 +103,17 @@ class _SaverHook(tf.compat.v1.train.CheckpointSaverHook):
         global_step = session.run(self._global_step_tensor)
         self._save(session, global_step)
         self._timer.update_last_triggered_step(global_step)
+
+    def _save(self, session, step):
+        saver, first = self._get_saver(), f"{self._save_path}-0"
+        others = [path for path in saver.last_checkpoints if path != first]
+        is_replaced = step > 0 and first in saver.last_checkpoints
+        if is_replaced:  # so that the file `checkpoint` does not name it any more
+            saver.recover_last_checkpoints(others)
+        should_stop = super()._save(session, step)
+        if is_replaced:
+            tf.compat.v1.train.remove_checkpoint(first)
+        return should_stop
 
 
 class _ReadingSaver(tf.compat.v1.train.Saver):

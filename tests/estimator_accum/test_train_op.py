@@ -290,7 +290,17 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping(weights):
         ({"loss": 1.0}, ValueError, "must depend on a trained variable.*Const:0"),
         ({"var_list": "v"}, TypeError, "must hold variables. Received: 'v'. Pass th"),
         ({"name": "a b"}, ValueError, "`name` must be a TensorFlow scope.*Rec.*'a b'"),
-        ({"optimizer": tf.keras}, TypeError, "must be a tf.compat.v1.train.Optimizer"),
+        (
+            {"optimizer": tf.keras},
+            TypeError,
+            "train.Optimizer. .* For Keras optimizers",
+        ),
+        ({"optimizer": "Adam"}, TypeError, "Received: 'Adam'. Make one, such as"),
+        (
+            {"optimizer": type(sgd())},
+            TypeError,
+            "Received: <class .* Make one, such as",
+        ),
         ({"sparse_norm": "true"}, ValueError, "must be one of 'rows' and 'slices'"),
         ({"sparse_norm": "slices", "noise_scale": True}, ValueError, "must be 'rows'"),
         ({"on_nonfinite": "ignore"}, ValueError, "nonfinite` must be one.*'ignore'"),

@@ -103,9 +103,10 @@ def test_steps_below_an_update_train_none_unless_it_is_applied(
     assert any(is_warned_of) == (partial_window == "auto")
 
 
-def test_the_examples_of_a_micro_batch_are_left_out_if_unknown(lines):
+def test_the_examples_of_a_micro_batch_are_those_of_the_data_set(lines):
     first, last = lines(_model_fn(2), {"steps": 2})
-    assert first == f"an update is 2 micro-steps{_COUNT_MICRO_STEPS}"
+    batch = "effective batch 8 = 4 examples x 2 micro-steps"
+    assert first == f"{batch}{_COUNT_MICRO_STEPS}"
     assert re.fullmatch(
         rf"trained 1 update, [\d,.]+ micro-steps per second, {_PEAK}{_SUMS}", last
     )
@@ -124,7 +125,7 @@ def test_the_examples_of_a_micro_batch_are_left_out_if_unknown(lines):
 )
 def test_a_step_that_is_always_an_update_needs_no_word(steps, first_line, lines):
     first, _ = lines(_model_fn(steps), {"max_steps": 2})
-    assert first == f"an update is {first_line}"
+    assert first == f"effective batch 4 = 4 examples x {first_line}"
 
 
 @pytest.mark.parametrize("steps", [None, 2], ids=["own optimizer", "this library's"])

@@ -54,6 +54,16 @@ def test_all_micro_steps_fetch_the_same(fetched):
     assert len(set(steps)) == 1
 
 
+@pytest.mark.usefixtures("fetched")
+def test_the_checkpoint_of_update_0_is_removed_once_there_is_another(tmp_path):
+    state = v1.train.get_checkpoint_state(str(tmp_path))
+    kept = [f"{tmp_path}/model.ckpt-{n}" for n in (4, 6)]
+    assert list(state.all_model_checkpoint_paths) == kept
+    assert sorted(map(str, tmp_path.glob("model.ckpt-*.index"))) == [
+        f"{path}.index" for path in kept
+    ]
+
+
 class _Counted(saveable_object.SaveableObject):
     """A value whose reading is counted, as that of replicas' sums takes all tasks."""
 
