@@ -83,16 +83,14 @@ def make_saver_hooks(
         config.model_dir,
         save_steps=config.save_checkpoints_steps,
         save_graph_def=config.checkpoint_save_graph_def,
+        listeners=[_FirstCheckpointListener(config.model_dir)],
     )
     hook._set_steps_per_run(1)
     return [*room, hook]
 
 
 class _SaverHook(tf.compat.v1.train.CheckpointSaverHook):
-    """Saves as its base class does, but the graph only in each checkpoint's .meta.
-
-    A later checkpoint replaces that of update 0, which holds initial values alone.
-    """
+    """Saves as its base class does, but the graph only in each checkpoint's .meta."""
 
     def begin(self) -> None:
         super().begin()
@@ -104,16 +102,26 @@ class _SaverHook(tf.compat.v1.train.CheckpointSaverHook):
         self._save(session, global_step)
         self._timer.update_last_triggered_step(global_step)
 
-    def _save(self, session, step):
-        saver, first = self._get_saver(), f"{self._save_path}-0"
-        others = [path for path in saver.last_checkpoints if path != first]
-        is_replaced = step > 0 and first in saver.last_checkpoints
-        if is_replaced:  # so that the file `checkpoint` does not name it any more
-            saver.recover_last_checkpoints(others)
-        should_stop = super()._save(session, step)
-        if is_replaced:
-            tf.compat.v1.train.remove_checkpoint(first)
-        return should_stop
+
+class _FirstCheckpointListener(tf.compat.v1.train.CheckpointSaverListener):
+    """Removes the checkpoint of update 0 when a later one has been written."""
+
+    def __init__(self, model_dir: str):
+        self._path = os.path.join(model_dir, "model.ckpt-0")
+        self._is_replaced = False
+
+    def before_save(self, session, global_step_value) -> None:
+        """Has the saver forget it, so that the file `checkpoint` will not name it."""
+        saver, *_ = session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+        paths = saver.last_checkpoints
+        self._is_replaced = global_step_value > 0 and self._path in paths
+        if self._is_replaced:
+            saver.recover_last_checkpoints([p for p in paths if p != self._path])
+
+    def after_save(self, session, global_step_value) -> None:
+        """Removes its files."""
+        if self._is_replaced:
+            tf.compat.v1.train.remove_checkpoint(self._path)
 
 
 class _ReadingSaver(tf.compat.v1.train.Saver):
