@@ -1,4 +1,4 @@
-"""Trains a Keras model on batches of 256, at once or in micro-batches of 32."""
+"""Trains a Keras model on batches of 256, whole or in micro-batches of 32."""
 
 import keras
 import numpy as np
@@ -23,5 +23,5 @@ def train(micro_batches):
 whole, error = train(micro_batches=1)
 ours, our_error = train(micro_batches=8)
 difference = max(np.abs(a - b).max() for a, b in zip(ours, whole))
-print(f"mean absolute error {error:.3f} at once, {our_error:.3f} in 8 micro-batches")
+print(f"mean absolute error {error:.3f} unsplit, {our_error:.3f} in 8 micro-batches")
 print(f"largest difference of a weight: {difference:.1e}")

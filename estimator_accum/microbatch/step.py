@@ -91,7 +91,7 @@ def microbatch_step(step: Callable, micro_batches: int | str = "auto") -> Callab
             f"{step!r}. Pass the function that computes gradients and applies them."
         )
     is_auto = isinstance(micro_batches, str) and micro_batches == "auto"
-    remedy = "Use 1 to cut no batch."
+    remedy = "Use 1 to split no batch."
     check_count("micro_batches", 1 if is_auto else micro_batches, remedy, " or 'auto'")
     return Step(step, MicroBatchCount(None if is_auto else int(micro_batches)))
 
@@ -462,7 +462,7 @@ class _Trace:
         return tf.nest.pack_sequence_as(self._results, flat, expand_composites=True)
 
     def _describe(self, place: str) -> None:
-        """Logs how batches are cut, at the first one and where the number changes."""
+        """Logs how batches are split, at the first one and where the number changes."""
         value = self._count.value
         if value == self._was:
             return
