@@ -6,7 +6,7 @@ batch, which `microbatch_step` runs: all that a model does in a step is split th
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -75,22 +75,31 @@ class _Functions:
         model: The model.
         count: The number of micro-batches.
         is_3: Whether the model is of Keras 3.
+
+    Attributes:
+        model, count, is_3: As given.
     """
 
     def __init__(self, model, count: MicroBatchCount, is_3: bool):
-        self._model, self._count, self._is_3 = model, count, is_3
+        self.model, self.count, self.is_3 = model, count, is_3
+        self._last = None  # the function that ran last, which has sums of the model
+
+    def begin(self, function: "_Function") -> None:
+        """Frees the memory of the other functions before one runs."""
+        if self._last not in (None, function):
+            self._last.step.release()
+        self._last = function
 
     def make(self, name: str, force: bool = False):
         """Returns the model's function of that name, which Keras's own maker makes."""
-        model, attribute = self._model, name.removeprefix("make_")
+        model, attribute = self.model, name.removeprefix("make_")
         if getattr(model, attribute) is None or force:
             _check_strategy(model.distribute_strategy)
-            _check_compiler(not self._is_3 and model.jit_compile)
+            _check_compiler(not self.is_3 and model.jit_compile)
             with internals.one_eager_step(model):
                 getattr(type(model), name)(model, True)
             function = getattr(model, attribute)
-            split = _Function(model, function, self._count, self._is_3, attribute)
-            setattr(model, attribute, split)
+            setattr(model, attribute, _Function(self, function, attribute))
         return getattr(model, attribute)
 
 
@@ -98,23 +107,26 @@ class _Function:
     """Keras's function of an iterator, whose batches run in micro-batches.
 
     Args:
-        model: The model.
+        functions: The model's functions.
         function: Keras's own, of one batch, without a tf.function.
-        count: The number of micro-batches.
-        is_3: Whether the model is of Keras 3.
         name: Its name.
+
+    Attributes:
+        step: The step of one batch.
     """
 
-    def __init__(self, model, function, count: MicroBatchCount, is_3: bool, name: str):
-        self._model, self._count, self._is_3 = model, count, is_3
+    def __init__(self, functions: "_Functions", function: Callable, name: str):
+        self._functions, self._model = functions, functions.model
         self._is_predicting = name == "predict_function"
-        takes_list = is_3 and self._is_predicting
+        takes_list = functions.is_3 and self._is_predicting
 
         def step(data):
             return function([data] if takes_list else iter([data]))
 
         step.__name__ = name
-        self._function, self._step = step, None
+        # AutoGraph converts it as Keras 2 does, but not Keras 3.
+        step = tf.function(step, autograph=not functions.is_3)
+        self.step = Step(step, functions.count)
 
     def __deepcopy__(self, memo: dict) -> None:
         """Returns None, with which the copy of a model makes its own."""
@@ -129,19 +141,25 @@ class _Function:
         with model.distribute_strategy.scope():
             # In this order, in which no batch is taken in vain.
             for _, data in zip(steps, batches, strict=False):
-                if model.run_eagerly or self._step is None:  # eager: traced each time
-                    # As Keras 2 does, but not Keras 3.
-                    step = tf.function(self._function, autograph=not self._is_3)
-                    self._step = Step(step, self._count)
+                if model.run_eagerly:  # its Python code runs with each batch
+                    self.step.release(are_traces_kept=False)
+                self._functions.begin(self)
                 data = internals.without_optionals(data)
-                outputs.append(self._step.run((data,), specs=specs))
+                outputs.append(self.step.run((data,), specs=specs))
                 if not self._is_predicting:
                     del outputs[:-1]
         if not outputs:
             raise StopIteration
         if len(outputs) == 1:
             return outputs[0]
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+        return tf.nest.map_structure(_joined, *outputs)
+
+
+def _joined(*parts):
+    """Returns the predictions of several batches, as Keras joins them."""
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
 
 
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:

@@ -21,7 +21,7 @@ from estimator_accum.graph.internals import (
     outer_graph_of,
 )
 from estimator_accum.graph.names import FED
-from estimator_accum.graph.walks import in_order
+from estimator_accum.graph.walks import data_ancestors, in_order
 
 _SIZES = "_estimator_accum_static_sizes"  # attribute of a graph
 _KINDS, _SET_SHAPE = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor), "set_shape"
@@ -47,6 +47,8 @@ class StaticSizes:
         self._parts = {_key(value): shape for value, shape in parts}
         self._values = [value for value, _ in parts]  # whose keys are places in memory
         self.are_read = False
+        # Without one, there is none to infer.
+        self.has_rows = any(shape.rank and shape[0] is not None for _, shape in parts)
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -92,6 +94,40 @@ class StaticSizes:
             "function, branch or loop computes, or that is computed and sparse. Received: "
             f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
         )
+
+    def set_to(self, tensor: tf.Tensor, shape: tf.TensorShape) -> tf.TensorShape:
+        """Returns the part of a shape that holds for each micro-batch.
+
+        Args:
+            tensor: A tensor of the step, of known rank.
+            shape: The shape that the step sets for the unsplit batch, of the same rank.
+
+        Raises:
+            ValueError: If it has a number of examples that is not known.
+        """
+        before = _originals[tf.Tensor].fget(tensor)
+        sets_rows = before[0] is None and shape[0] is not None
+        if not sets_rows and not self.has_rows:
+            return shape
+        try:
+            unsplit = self.of(tensor)
+        except ValueError:
+            if sets_rows:
+                raise
+            return shape
+        unsplit.assert_is_compatible_with(shape)
+        if sets_rows and unsplit[0] is None and self._is_of_batch(tensor):
+            raise ValueError(
+                "A step must not set the static number of examples, which micro-batches "
+                f"do not have. Received: the shape {shape} for {tensor.name}. Set None "
+                "as its first size, or let the data set have it: drop_remainder=True."
+            )
+        partial = zip(before.as_list(), unsplit.as_list(), shape.as_list(), strict=True)
+        return tf.TensorShape([new if k is None else old for old, k, new in partial])
+
+    def _is_of_batch(self, tensor: tf.Tensor) -> bool:
+        parts = {value.op for value in self._values if isinstance(value, tf.Tensor)}
+        return bool(parts & data_ancestors([tensor.op]).keys())
 
     def _copy(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the graph for the unsplit batch."""
@@ -154,7 +190,7 @@ def _shape(original: property, tensor) -> tf.TensorShape:
     if shape.rank is None or shape.is_fully_defined():
         return shape
     sizes = _sizes_here()
-    if sizes is None:
+    if sizes is None or not sizes.has_rows:
         return shape
     return lazy_shape(shape, functools.partial(sizes.of, tensor))
 
@@ -167,12 +203,7 @@ def _set_shape(tensor: tf.Tensor, shape) -> None:
     if is_new and before.rank is not None and shape.rank is not None:
         sizes = None if before.is_fully_defined() else _sizes_here()
         if sizes is not None:
-            unsplit = sizes.of(tensor)
-            unsplit.assert_is_compatible_with(shape)
-            partial = zip(
-                before.as_list(), unsplit.as_list(), shape.as_list(), strict=True
-            )
-            shape = [new if k is None else old for old, k, new in partial]
+            shape = sizes.set_to(tensor, shape)
     _originals[_SET_SHAPE](tensor, shape)
 
 

@@ -166,6 +166,19 @@ class Step:
         with self._lock:
             return self._run(args, kwargs or {}, specs or self._specs)
 
+    def release(self, *, are_traces_kept: bool = True) -> None:
+        """Frees the memory of the last batch and of the sums, until the next batch.
+
+        Args:
+            are_traces_kept: If not, the next batch is traced anew.
+        """
+        with self._lock:
+            if self._last is not None:
+                self._last.release()
+            self._last = None
+            if not are_traces_kept:
+                self._traces.clear()
+
     def _run(self, args: tuple, kwargs: dict, specs: tuple | None):
         batch = _bind(self._step, args, kwargs, specs)
         destroy_unused_slots()

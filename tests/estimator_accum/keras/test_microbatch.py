@@ -416,6 +416,52 @@ def _with_penalty(keras):
     return Penalized([keras.Input((5,)), hidden, keras.layers.Dense(1)])
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_each_batch_draws_other_numbers(keras, is_eager):
+    drawn = []
+
+    class Drawing(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x))
+
+    keras.utils.set_random_seed(1)
+    model = microbatch(_built(keras, Drawing()), 3)
+    model.compile(run_eagerly=is_eager)
+    zeros = np.zeros([10, 5], "float32")
+    for _ in range(2):
+        drawn.append(model.predict_on_batch(zeros))
+    assert len({value for values in drawn for value in np.ravel(values)}) == 100
+
+
+def test_a_layer_reads_shapes_of_batches_of_any_size(keras):
+    class Mapping(keras.layers.Layer):
+        def call(self, x):
+            y = tf.map_fn(lambda row: row * 2.0, x)
+            y.set_shape([None, 5])
+            return y * (y.shape[0] or 1.0)
+
+    model = microbatch(_built(keras, Mapping(), keras.layers.Dense(1)), 3)
+    model.compile("sgd", "mse")
+    model.fit(_batch(5), _batch(1), batch_size=6, verbose=0)  # of None rows
+
+
+def test_predictions_of_several_steps_are_joined(keras):
+    class Own(keras.Sequential):
+        def predict_step(self, data):
+            (x,) = data[:1] if isinstance(data, tuple) else (data,)
+            return tf.sparse.from_dense(x), tf.reduce_sum(x)
+
+    model = microbatch(Own([keras.Input((5,)), keras.layers.Dense(1)]), 3)
+    model.compile(steps_per_execution=2)
+    data = tf.data.Dataset.from_tensor_slices(_batch(5)).batch(5)
+    step = iter(data)
+    model.make_predict_function()
+    batches = list(step) if hasattr(keras, "ops") else step
+    sparse, sums = model.predict_function(batches)
+    np.testing.assert_array_equal(tf.sparse.to_dense(sparse), _batch(5))
+    assert sums.shape == [2]
+
+
 def _before_dense(make):
     return lambda keras: _built(keras, make(keras), keras.layers.Dense(1))
 

@@ -268,7 +268,7 @@ def _communicating(loss):
     [
         (_in_a_branch, "not be made inside a tf.cond.* Received: a branch.*inside Acc"),
         (_waiting_for_the_update, "not wait for .* Received: mixed, which n.*Group it"),
-        (_with_a_rate_of_the_micro_batch, "not be computed from a micro-batch.*rate"),
+        (_with_a_rate_of_the_micro_batch, "not depend on one micro-batch.*rate"),
         (_writing_by_hand, "not be changed by.*from a micro-batch.* written by Assign"),
         (_communicating, "not communicate.*: synchronize of type CollectiveReduce"),
     ],

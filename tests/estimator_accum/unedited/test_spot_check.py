@@ -139,7 +139,7 @@ def test_a_gradient_that_combines_examples_is_refused(through, monkeypatch):
     def loss_of(features, weights, through):
         return tf.reduce_mean(through(_clipped(features["x"] @ weights)) ** 2)
 
-    with pytest.raises(ValueError, match=r"the sum of its micro-.*other examples\. L"):
+    with pytest.raises(ValueError, match=r"add up to the batch.*other examples\. L"):
         train(cut(_model_fn(loss_of, _THROUGH[through])), _batch())
 
 
