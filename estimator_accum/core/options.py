@@ -167,6 +167,15 @@ def check_reduction(reduction) -> None:
         )
 
 
+def check_batch_norm(batch_norm) -> None:
+    """Raises ValueError unless `batch_norm` is one of the two."""
+    if batch_norm not in ("batch", "micro_batch"):
+        raise ValueError(
+            "`batch_norm` must be one of 'batch' and 'micro_batch'. Received: "
+            f"{batch_norm!r}. Use 'batch' for the numbers of the unsplit batch."
+        )
+
+
 def _check_reduction(reduction, weight, noise_scale) -> None:
     check_reduction(reduction)
     if reduction == "sum" and (weight is not None or noise_scale):

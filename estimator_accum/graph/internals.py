@@ -61,6 +61,12 @@ def set_input(operation: tf.Operation, number: int, tensor: tf.Tensor) -> None:
     operation._update_input(number, tensor)
 
 
+def set_number(operation: tf.Operation, name: str, value: float) -> None:
+    """Changes an attribute. If renamed, no fused batch normalization is split."""
+    attribute = tf.compat.v1.AttrValue(f=value)
+    operation._set_attr(name, attribute)
+
+
 def add_control_inputs(operation: tf.Operation, others: Iterable[tf.Operation]) -> None:
     """Has it wait for others, too. If renamed, no own optimizer is split."""
     operation._add_control_inputs(list(others))

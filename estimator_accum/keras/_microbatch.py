@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
 from estimator_accum.core.arguments import check_count
+from estimator_accum.core.options import check_batch_norm
 from estimator_accum.keras._accumulate import is_supported
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.step import Step
@@ -21,7 +22,9 @@ _AUTO = "auto"
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
 
 
-def microbatch(model: Any, micro_batches: int | str = _AUTO) -> Any:
+def microbatch(
+    model: Any, micro_batches: int | str = _AUTO, *, batch_norm: str = "batch"
+) -> Any:
     """Splits each batch of a Keras model into micro-batches, inside its steps.
 
         update = optimizer( gradient of loss(model(batch)) )
@@ -39,14 +42,19 @@ def microbatch(model: Any, micro_batches: int | str = _AUTO) -> Any:
             examples has one for each. 1 leaves the model as it is. "auto" runs whole
             batches until one runs out of memory; that batch is retried in twice as many
             micro-batches, before its update, and so are those after it.
+        batch_norm: Statistics by which layers of batch normalization normalize in
+            training: "batch" for those of the whole batch, as the unsplit batch does;
+            "micro_batch" for those of each micro-batch, which takes less memory. Moving
+            averages get the statistics of the whole batch in both cases.
 
     Returns:
         `model`.
 
     Raises:
         TypeError: If `model` is not such a model.
-        ValueError: If `micro_batches` < 1. From `fit`: if a step uses a micro-batch in a
-            way that several cannot replace, or one example does not fit in memory.
+        ValueError: If an argument is out of range. From `fit`: if a step uses a
+            micro-batch in a way that several cannot replace, or one example does not fit
+            in memory.
 
     Example:
         model = microbatch(model, micro_batches=8)
@@ -57,10 +65,12 @@ def microbatch(model: Any, micro_batches: int | str = _AUTO) -> Any:
     if micro_batches != _AUTO:
         remedy = "Use 1 to leave batches whole."
         check_count("micro_batches", micro_batches, remedy, ' or "auto"')
+    check_batch_norm(batch_norm)
     if micro_batches == 1:
         return model
     count = MicroBatchCount(None if micro_batches == _AUTO else int(micro_batches))
-    functions = _Functions(model, count, is_3=hasattr(keras, "ops"))
+    make_step = functools.partial(Step, count=count, batch_norm=batch_norm)
+    functions = _Functions(model, make_step, is_3=hasattr(keras, "ops"))
     # No closures: a copy of the model gets a copy of `functions`, which splits the copy.
     for name in _FUNCTIONS:
         vars(model)[name] = functools.partial(functions.make, name)
@@ -73,15 +83,15 @@ class _Functions:
 
     Args:
         model: The model.
-        count: The number of micro-batches.
+        make_step: Returns a `Step` that runs the batches of a tf.function.
         is_3: Whether the model is of Keras 3.
 
     Attributes:
-        model, count, is_3: As given.
+        model, make_step, is_3: As given.
     """
 
-    def __init__(self, model, count: MicroBatchCount, is_3: bool):
-        self.model, self.count, self.is_3 = model, count, is_3
+    def __init__(self, model, make_step: Callable, is_3: bool):
+        self.model, self.make_step, self.is_3 = model, make_step, is_3
         self._last = None  # the function that ran last, which has sums of the model
 
     def begin(self, function: "_Function") -> None:
@@ -126,7 +136,7 @@ class _Function:
         step.__name__ = name
         # AutoGraph converts it as Keras 2 does, but not Keras 3.
         step = tf.function(step, autograph=not functions.is_3)
-        self.step = Step(step, functions.count)
+        self.step = functions.make_step(step)
 
     def __deepcopy__(self, memo: dict) -> None:
         """Returns None, with which the copy of a model makes its own."""

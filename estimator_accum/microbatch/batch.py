@@ -31,6 +31,7 @@ class WholeBatch(Clock):
         reduction: "mean" or "sum", how the loss reduces its examples.
         is_auto: Whether a batch that runs out of memory is split finer and retried.
         is_trained: Whether train ops run, which they do not in an evaluation.
+        batch_norm: "batch" or "micro_batch", whose statistics batch normalization uses.
 
     Attributes:
         begin, size, rows: Scalar int64 placeholders [examples]: the micro-batch is the
@@ -50,6 +51,7 @@ class WholeBatch(Clock):
         has_own_weight: Whether the caller gave this weight.
         losses: Losses of the train ops of this library, as far as they are known.
         is_auto: As given, in training.
+        batch_norm: As given.
         works: The work that runs beside the train op.
     """
 
@@ -59,6 +61,7 @@ class WholeBatch(Clock):
         reduction: str,
         is_auto: bool = False,
         is_trained: bool = True,
+        batch_norm: str = "batch",
     ):
         with tf.name_scope("micro_batch"):
             self.begin, self.size, self.rows, self.num_micro_batches = (
@@ -73,6 +76,7 @@ class WholeBatch(Clock):
         self.reduction, self.weight, self.has_own_weight = reduction, None, False
         self.should_recompute, self._repeats, self.losses = None, None, []
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
+        self.batch_norm = batch_norm
         self.works = Works(self.rows)
 
     def again(self) -> "WholeBatch":

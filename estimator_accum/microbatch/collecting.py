@@ -10,6 +10,8 @@ run: its reads of the slots then wait for the operations that write them.
 N = number of examples in the batch, b = in the micro-batch.
 """
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from estimator_accum.core.arguments import check_scalar
@@ -81,6 +83,73 @@ def keep(
     for read, value in zip(kept, values, strict=True):
         read.set_shape(value.shape)
     return kept, Work(once=writes, initialize=zeros, done=done)
+
+
+class Moments(NamedTuple):
+    """Mean and variance of a tensor's channels over the examples of a micro-batch.
+
+    Attributes:
+        values: The tensor.
+        mean: The mean.
+        variance: The variance.
+        is_corrected: Whether that is multiplied by n / (n - 1), of n values.
+    """
+
+    values: tf.Tensor
+    mean: tf.Tensor
+    variance: tf.Tensor
+    is_corrected: bool
+
+
+def collect_moments(
+    batch: WholeBatch, turn: Turn, moments: Moments
+) -> tuple[list[tf.Tensor], Work]:
+    """Returns the batch's mean and variance, for a later run, and the work for them.
+
+    By the law of total variance, with a share s of micro-batch i in the values so far,
+    and a change c = mean_i - mean:
+
+        mean += s * c
+        variance += s * (variance_i - variance) + s * (1 - s) * c ** 2
+    """
+    with tf.device("/cpu:0"):
+        dtypes = [moments.mean.dtype, moments.variance.dtype, tf.int64]
+        slots = [batch.works.slot("moments", dtype, None) for dtype in dtypes]
+        number = tf.size(moments.values, tf.int64) // tf.size(moments.mean, tf.int64)
+        of_part = [moments.mean, moments.variance, number]
+        if moments.is_corrected:
+            of_part[1] /= _correction(number, moments.variance.dtype)
+        before = [
+            tf.where(batch.is_first, value, slot.read())
+            for value, slot in zip(of_part, slots, strict=True)
+        ]
+        total = number + tf.where(batch.is_first, tf.zeros_like(number), before[2])
+        share = tf.cast(number / total, dtypes[0])
+        mean, variance = (
+            old + share * (new - old)
+            for old, new in zip(before[:2], of_part[:2], strict=True)
+        )
+        variance += share * (1 - share) * tf.square(of_part[0] - before[0])
+        values = mean, variance, total
+        writes = [slot.write(v) for slot, v in zip(slots, values, strict=True)]
+        with tf.control_dependencies(None):
+            zeros = [
+                slot.write(tf.zeros([], dtype))
+                for slot, dtype in zip(slots, dtypes, strict=True)
+            ]
+        done, waits = _when_done(batch, turn, writes)
+        with tf.control_dependencies(waits):
+            mean, variance, number = (slot.read() for slot in slots)
+        if moments.is_corrected:
+            variance *= _correction(number, variance.dtype)
+    mean.set_shape(moments.mean.shape)
+    variance.set_shape(moments.variance.shape)
+    return [mean, variance], Work(micro_ops=writes, initialize=zeros, done=done)
+
+
+def _correction(number: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns Bessel's correction n / (n - 1); 1 of a single value."""
+    return tf.cast(number / tf.maximum(number - 1, 1), dtype)
 
 
 def keep_rows(

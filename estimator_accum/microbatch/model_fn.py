@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from estimator_accum.core.arguments import check_count
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.core.options import check_reduction
+from estimator_accum.core.options import check_batch_norm, check_reduction
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.state import place_of_window
 from estimator_accum.core.trained import device_here
@@ -60,6 +60,7 @@ def microbatch_model_fn(
     *,
     reduction: str = "mean",
     grow_after: int | None = None,
+    batch_norm: str = "batch",
 ) -> Callable:
     """Returns a model_fn that trains each batch as several micro-batches.
 
@@ -89,6 +90,11 @@ def microbatch_model_fn(
             train op with `reduction="sum"` also counts as "sum".
         grow_after: Batches that fit in memory [batches] after which "auto" tries half
             as many micro-batches; each failed trial doubles the wait. None: never.
+        batch_norm: For a model_fn with an optimizer of its own, the statistics by which
+            layers of batch normalization normalize in training: "batch" for those of the
+            whole batch, as the plain Estimator does; "micro_batch" for those of each
+            micro-batch, which takes less memory. Moving averages get the statistics of
+            the whole batch in both cases.
 
     Returns:
         A function with the arguments of `model_fn`, and config.
@@ -105,6 +111,7 @@ def microbatch_model_fn(
     is_auto = isinstance(micro_batches, str) and micro_batches == "auto"
     _check_arguments(model_fn, 1 if is_auto else micro_batches, grow_after)
     check_reduction(reduction)
+    check_batch_norm(batch_norm)
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def wrapped(features, labels=None, mode=None, params=None, config=None):
@@ -123,7 +130,7 @@ def microbatch_model_fn(
         is_trained = mode == modes.TRAIN
 
         def make_batch(data: dict) -> WholeBatch:
-            return WholeBatch(data, reduction, is_auto, is_trained)
+            return WholeBatch(data, reduction, is_auto, is_trained, batch_norm)
 
         def build_again(sliced: dict):
             copies = arguments | {"params": copy.deepcopy(params)}
@@ -224,6 +231,13 @@ def _split_declared(batch: WholeBatch, spec):
             "Pass the train op of make_accumulating_train_op or of an optimizer."
         )
     _check_update(batch.begin.op)
+    if batch.batch_norm != "batch":
+        raise ValueError(
+            "`batch_norm` must be left out for a model_fn that trains by this library: "
+            "its layers normalize each micro-batch, and update their averages with each. "
+            f"Received: {batch.batch_norm!r}. Leave it out, or train by an optimizer of "
+            "TensorFlow."
+        )
     for loss in {loss.ref(): loss for loss in (spec.loss, *batch.losses)}.values():
         check_declared(batch, loss)
     micro_ops, once = _split(train_op, batch.begin.op)

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.arguments import check_count
+from estimator_accum.core.options import check_batch_norm
 from estimator_accum.graph.internals import (
     convert_by_autograph,
     graph_of_new_function,
@@ -50,7 +51,9 @@ _ARRAYS = (np.ndarray, np.generic)
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-def microbatch_step(step: Callable, micro_batches: int | str = "auto") -> Callable:
+def microbatch_step(
+    step: Callable, micro_batches: int | str = "auto", *, batch_norm: str = "batch"
+) -> Callable:
     """Returns a training step that runs each batch as several micro-batches.
 
         train_step = microbatch_step(train_step)
@@ -75,6 +78,10 @@ def microbatch_step(step: Callable, micro_batches: int | str = "auto") -> Callab
         micro_batches: Number of micro-batches of a batch, >= 1; a batch with fewer
             examples has one for each. 1 is a tf.function of `step`. "auto": 1, doubled
             after each out-of-memory error until the batch fits.
+        batch_norm: Statistics by which layers of batch normalization normalize in
+            training: "batch" for those of the whole batch, as the unsplit batch does;
+            "micro_batch" for those of each micro-batch, which takes less memory. Moving
+            averages get the statistics of the whole batch in both cases.
 
     Returns:
         A function with the arguments and results of `step`, traced once for each
@@ -82,8 +89,9 @@ def microbatch_step(step: Callable, micro_batches: int | str = "auto") -> Callab
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `micro_batches` < 1. From a call: if the step uses a micro-batch in
-            a way that several cannot replace, or one example does not fit in memory.
+        ValueError: If an argument is out of range. From a call: if the step uses a
+            micro-batch in a way that several cannot replace, or one example does not fit
+            in memory.
     """
     if not callable(step):
         raise TypeError(
@@ -93,7 +101,9 @@ def microbatch_step(step: Callable, micro_batches: int | str = "auto") -> Callab
     is_auto = isinstance(micro_batches, str) and micro_batches == "auto"
     remedy = "Use 1 to split no batch."
     check_count("micro_batches", 1 if is_auto else micro_batches, remedy, " or 'auto'")
-    return Step(step, MicroBatchCount(None if is_auto else int(micro_batches)))
+    check_batch_norm(batch_norm)
+    count = MicroBatchCount(None if is_auto else int(micro_batches))
+    return Step(step, count, batch_norm)
 
 
 class Step:
@@ -102,13 +112,15 @@ class Step:
     Args:
         step: The step.
         count: The number of micro-batches.
+        batch_norm: As for `microbatch_step`.
     """
 
-    def __init__(self, step: Callable, count: MicroBatchCount):
+    def __init__(self, step: Callable, count: MicroBatchCount, batch_norm: str):
         is_function = hasattr(step, "python_function")  # of tf.function
         self._whole = step if is_function else tf.function(step)
         self._step = step.python_function if is_function else step
         self._count, self._specs = count, self._whole.input_signature
+        self._batch_norm = batch_norm
         # As tf.function does, which its argument `autograph` may forbid.
         self._converted = self._step
         if is_converted_by_autograph(self._whole):
@@ -136,7 +148,7 @@ class Step:
             functools.update_wrapper(step, self._step, updated=())
             method = inspect.signature(types.MethodType(self._step, instance))
             step.__signature__ = method
-            self._methods[instance] = Step(step, self._count)
+            self._methods[instance] = Step(step, self._count, self._batch_norm)
         return self._methods[instance]
 
     def __call__(self, *args, **kwargs):
@@ -194,12 +206,13 @@ class Step:
         return trace.run(batch.values, number)
 
     def _trace(self, batch: "_Batch", args: tuple, kwargs: dict) -> "_Trace":
+        arguments = self._converted, batch, self._count, self._batch_norm
         try:
-            return _Trace(self._converted, batch, self._count)
+            return _Trace(*arguments)
         except _MakesVariablesError:
             # As at each first call of a tf.function, they are made outside of the graph.
             self._whole.get_concrete_function(*args, **kwargs)
-            return _Trace(self._converted, batch, self._count)
+            return _Trace(*arguments)
 
 
 class _MakesVariablesError(BaseException):
@@ -379,6 +392,7 @@ class _Trace:
         step: The step.
         batch: The arguments of its first call.
         count: The number of micro-batches.
+        batch_norm: As for `microbatch_step`.
 
     Attributes:
         reads_sizes: Whether the step has read static sizes of this batch.
@@ -387,7 +401,9 @@ class _Trace:
         _MakesVariablesError: If the step makes a variable of a tensor.
     """
 
-    def __init__(self, step: Callable, batch: _Batch, count: MicroBatchCount):
+    def __init__(
+        self, step: Callable, batch: _Batch, count: MicroBatchCount, batch_norm: str
+    ):
         self._count, self._was = count, None
         # By the name of a tf.function's graph, Keras 2 would keep losses elsewhere.
         self._graph = graph_of_new_function("step")
@@ -396,7 +412,7 @@ class _Trace:
         self._batch = batch._replace(values=[])
         try:
             with self._graph.as_default():
-                self._build(step)
+                self._build(step, batch_norm)
         finally:
             weakref.finalize(self, UNUSED.extend, slots_of(self._graph))
         self._functions = Functions(self._graph)
@@ -407,7 +423,7 @@ class _Trace:
             runner.begin()
             runner.initialize(self._functions)
 
-    def _build(self, step: Callable) -> None:
+    def _build(self, step: Callable, batch_norm: str) -> None:
         """Traces the step, in the default graph."""
         specs = [
             {name: _any_rows(spec) for name, spec in specs.items()}
@@ -423,7 +439,10 @@ class _Trace:
         number_batches(number)
         self._number = number.name
         is_auto = not self._count.is_fixed
-        wholes = [WholeBatch(value, "mean", is_auto) for value in values]
+        wholes = [
+            WholeBatch(value, "mean", is_auto, batch_norm=batch_norm)
+            for value in values
+        ]
         sizes = StaticSizes(self._graph, _shapes_of(wholes, self._batch.specs))
 
         def build() -> list[tf.Tensor]:

@@ -1,9 +1,12 @@
-"""Declaration that each row is computed from its own example alone."""
+"""Attributes by which an operation declares the rows of its results."""
 
 import tensorflow as tf
 
 # Attribute of an operation whose rows its author has declared.
 ROWS_ATTRIBUTE = "_estimator_accum_per_example"
+# Attribute of an operation that computes moments by which rows of a micro-batch are
+# normalized: the same for all of them.
+MOMENTS_ATTRIBUTE = "_estimator_accum_moments"
 
 
 def per_example(tensor: tf.Tensor) -> tf.Tensor:

@@ -29,6 +29,12 @@ _DEFAULT = [1, 4, 16]
 _MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
     "conv": ("convolutional net, batches of 1,024", 1024, [28, 28, 1]),
     "dense": ("perceptron of 24 layers, batches of 8,192", 8192, [256]),
+    "residual": ("residual net, batches of 256", 256, [28, 28, 1]),
+    "residual-apart": (
+        'the same, `batch_norm="micro_batch"`',
+        256,
+        [28, 28, 1],
+    ),
     "keras": ("convolutional net of Keras, batches of 512", 512, None),
 }
 
@@ -101,7 +107,8 @@ def _measure(model: str, micro_batches: int) -> float:
         return dataset.unbatch().batch(batch_size)  # of any number of examples
 
     if micro_batches:
-        model_fn = microbatch_model_fn(model_fn, micro_batches)
+        batch_norm = "micro_batch" if model == "residual-apart" else "batch"
+        model_fn = microbatch_model_fn(model_fn, micro_batches, batch_norm=batch_norm)
     with tempfile.TemporaryDirectory() as folder:
         config = tf.estimator.RunConfig(folder, save_summary_steps=None)
         estimator = tf.estimator.Estimator(model_fn, config=config)
@@ -113,6 +120,8 @@ def _logits(tf, model: str, features):
     """Returns the logits of a network whose memory is mostly activations."""
     layers = tf.keras.layers
     hidden = features
+    if model.startswith("residual"):
+        return layers.Dense(10)(tf.reduce_mean(_residual(layers, features), [1, 2]))
     for _ in range(8 if model == "conv" else 24):
         if model == "conv":
             hidden = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
@@ -121,6 +130,20 @@ def _logits(tf, model: str, features):
     if model == "conv":
         hidden = tf.reduce_mean(hidden, [1, 2])
     return layers.Dense(10)(hidden)
+
+
+def _residual(layers, hidden):
+    """Returns images behind four blocks of two convolutions, batch normalized."""
+
+    def convolved(images):
+        images = layers.Conv2D(16, 3, padding="same", use_bias=False)(images)
+        return layers.BatchNormalization()(images, training=True)
+
+    hidden = layers.ReLU()(convolved(hidden))
+    for _ in range(4):
+        inner = layers.ReLU()(convolved(hidden))
+        hidden = layers.ReLU()(hidden + convolved(inner))
+    return hidden
 
 
 if __name__ == "__main__":

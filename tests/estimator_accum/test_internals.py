@@ -101,6 +101,13 @@ def set_input():
 
 
 @_finds
+def set_number():
+    operation = tf.nn.leaky_relu(tf.constant(1.0), 0.5).op
+    internals.set_number(operation, "alpha", 0.25)
+    return operation.get_attr("alpha") == 0.25
+
+
+@_finds
 def add_control_inputs():
     first, second, third = tf.no_op(), tf.no_op(), tf.no_op()
     internals.add_control_inputs(third, [first])

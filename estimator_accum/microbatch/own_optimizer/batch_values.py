@@ -48,6 +48,7 @@ def whole_batch_values(
     shown = _scalars(copies.border(view, losses), losses, view)
     tensors = list({t.ref(): t for t in [*plan.fed, *shown]}.values())
     with tf.control_dependencies(None):
+        copies.take_moments(view, tensors)
         values = copies.make(view, tensors)
         if is_twice:
             turn = batch.works.first_turn()

@@ -15,6 +15,7 @@ from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.internals import set_input
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
+from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
 from estimator_accum.microbatch.own_optimizer.head import Copies, View
 from estimator_accum.microbatch.own_optimizer.patches import (
     PASSES_ON,
@@ -65,6 +66,7 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
     """
     view = _with_whole_bounds(batch, copies, request.tops)
     request, view = _with_identities(batch, copies, request, view)
+    check_moments(view)
     losses = copies.take_losses(view, request.tops)
     rows, gradients, direct = _of_head(copies, request, view, losses)
     arriving = _arriving(batch, view, rows, gradients)

@@ -20,9 +20,14 @@ from estimator_accum.graph.internals import is_in_while_loop
 from estimator_accum.graph.names import CONTROL_FLOW_V1, LOOK_UPS, is_draw
 from estimator_accum.graph.walks import control_inputs_of, data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
-from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, collect
+from estimator_accum.microbatch.collecting import (
+    WHOLE_BATCH_LOSS,
+    collect,
+    collect_moments,
+)
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_sparse
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, State
@@ -111,6 +116,8 @@ class View:
         is_stateful = operation.op_def.is_stateful and operation.type not in LOOK_UPS
         is_fed = operation.type.startswith("Placeholder")
         is_part = any(map(self.is_part, operation.outputs))
+        # Of a part of the batch only: a copy would compute others.
+        is_part |= hasattr(operation, MOMENTS_ATTRIBUTE)
         return is_stateful or is_fed or is_part or operation.type in CONTROL_FLOW_V1
 
 
@@ -244,6 +251,21 @@ class Copies:
                 value = loss.loss if is_now else loss.value
                 self._found[losses[-1].ref()] = value
         return losses
+
+    def take_moments(self, view: View, targets: list[tf.Tensor]) -> None:
+        """Has moments of the whole batch computed from those of its micro-batches.
+
+        Gradients do not flow through them.
+        """
+        operations = self.border(view, targets).operations
+        moments = [getattr(op, MOMENTS_ATTRIBUTE, None) for op in operations]
+        by_mean = {m.mean.ref(): m for m in moments if m is not None}
+        turn = self._batch.works.first_turn() if self._is_early else Turn.LAST
+        for mean, moments in by_mean.items():
+            if view.state(moments.mean).kind == "fixed":
+                values, work = collect_moments(self._batch, turn, moments)
+                self._batch.works.add(work, turn)
+                self._found[mean], self._found[moments.variance.ref()] = values
 
     def make(
         self, view: View, targets: list[tf.Tensor], new_ops=frozenset()

@@ -13,6 +13,7 @@ import tensorflow as tf
 from estimator_accum.graph.internals import context_of, current_control_dependencies
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation, derive
 from estimator_accum.microbatch.own_optimizer.draws import draw_by_micro_batch
 from estimator_accum.microbatch.own_optimizer.gradient_sums import (
@@ -98,6 +99,7 @@ class Interception:
                 tops = [top.op for top in request.tops]
                 draw_by_micro_batch(self._batch, data_ancestors(tops))
             check_not_repeated(ys)
+            find_moments(self._batch)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))
             has_others = len(places) < len(xs)

@@ -16,6 +16,7 @@ from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.outside import check_sources
 from estimator_accum.microbatch.own_optimizer.activations import report_activations
+from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.batch_values import (
     Values,
     draws_of_passes,
@@ -79,6 +80,7 @@ def build_unedited(batch: WholeBatch, build: Callable, static_rows: StaticRows):
 
 def complete_model(batch: WholeBatch, interception: Interception) -> "Model":
     """Returns a graph to which nothing is added any more."""
+    find_moments(batch)  # of networks without gradients, too
     # Complete, so what reads the sums of sparse gradients is known.
     calls = interception.calls
     slices = [slice_sum for call in calls for slice_sum in call.sums.slices]

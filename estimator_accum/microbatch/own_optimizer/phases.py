@@ -30,6 +30,7 @@ from estimator_accum.graph.writers import (
     writers_of,
 )
 from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.head import of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.patches import Request
@@ -69,6 +70,8 @@ class Phases:
 
     def gradients(self, request: Request) -> list:
         """Returns the gradients of a call, in its phase."""
+        for batch in self._batches:  # else averages that were written begin a phase
+            find_moments(batch)
         reads = {}
         for part in self._parts:
             reads |= part.interception.reads

@@ -4,7 +4,8 @@
     rows of a in F(a, b)   = those in F(a, b')
     F(a, b)                = the sum of smaller groups' gradients, their rows joined
 
-with random gradients of the rows, and the same random numbers in all. a, b, a' and b' are
+with random gradients of the rows, and the same random numbers in all, and the same
+moments if each micro-batch is normalized by its own (fed_moments.py). a, b, a' and b' are
 examples from all parts of the batch; a' and b' have noise on dense features that are no
 integers. It guards the rules of the analysis, and finds gradients of their own
 (tf.custom_gradient) that combine examples, which no analysis of the forward pass can.
@@ -36,6 +37,10 @@ from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.count import is_out_of_memory
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation
+from estimator_accum.microbatch.own_optimizer.fed_moments import (
+    feed_moments,
+    tensors_of_moments,
+)
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
     of_gradient,
@@ -134,8 +139,10 @@ class SpotCheck:
         named = [*parts, *(t for t, _ in (*rows, *draws))]
         named += [t for t, _, _ in arriving] + [g for _, g, _ in arriving]
         named += [part.whole for part in batch.parts]
+        moments = tensors_of_moments(needed)
         with tf.control_dependencies(None), tf.name_scope("spot_check"):
-            copies = without_draws(needed, named)
+            copies = without_draws(needed, [*named, *moments], always=bool(moments))
+            self._moments = [(t, None) for t in feed_moments(moments, copies)]
 
             def copy(tensor: tf.Tensor) -> tf.Tensor:
                 return copies.get(tensor.ref(), tensor)
@@ -283,7 +290,7 @@ class SpotCheck:
         Returns:
             Fingerprints of the rows and gradients of (a', b').
         """
-        results = [self._run(look, 0, values, self._draws)]
+        results = [self._run(look, 0, values, [*self._draws, *self._moments])]
         results += [self._run(look, place, values) for place in (1, 2, _ALL_OTHERS)]
         for name in results[0][0]:
             fingerprints = [rows[name] for rows, _ in results]
@@ -328,7 +335,7 @@ class SpotCheck:
         look: _Look,
         place: int,
         values: dict,
-        draws: Sequence[tuple[tf.Tensor, int]] = (),
+        draws: Sequence[tuple[tf.Tensor, int | None]] = (),
         span: slice | None = None,
     ) -> tuple[dict, dict]:
         """Returns the fingerprints of rows and of gradients.
@@ -338,7 +345,8 @@ class SpotCheck:
             place: The micro-batch, one of four.
             values: Values for the examples of a micro-batch by name, their axes, and the
                 factor of those of other examples.
-            draws: (random numbers, their axis) pairs, to add to `values`.
+            draws: (random numbers or moments, their axis, which is None for moments)
+                pairs, to add to `values`.
             span: The examples of the micro-batch to run; None runs all.
         """
         span = span or slice(0, look.number)
@@ -347,6 +355,9 @@ class SpotCheck:
         feeds[self._batch.size.name] = span.stop - span.start
         are_others = _are_others(look.is_of_b)[place]
         for name, (value, axis, factor) in values.items():
+            if axis is None:
+                feeds[name] = value
+                continue
             width = value.shape[axis] // look.number
             rows = slice(span.start * width, span.stop * width)
             part = value[(*[slice(None)] * axis, rows)]

@@ -40,17 +40,18 @@ def drawing_inside(operations, kinds=DRAWS) -> set[tf.Operation]:
     }
 
 
-def without_draws(needed, tensors: list[tf.Tensor]) -> dict:
+def without_draws(needed, tensors: list[tf.Tensor], *, always: bool) -> dict:
     """Copies operations, if some of them draw random numbers inside functions or loops.
 
     Args:
         needed: All that `tensors` are computed from.
         tensors: Tensors.
+        always: Whether operations are copied if none of them draws, too.
 
     Returns:
         The copies by reference of the tensors that they are of; none if nothing draws.
     """
-    if not drawing_inside(needed):
+    if not always and not drawing_inside(needed):
         return {}
     copied = _with_pivots([op for op in needed if not _is_source(op)])
     definition, _ = define(copied)

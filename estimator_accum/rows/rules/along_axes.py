@@ -1,5 +1,6 @@
 """Rules of operations that combine elements along some axes."""
 
+from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.rules.dims import axes_of, keep_dims, without_axes
 from estimator_accum.rows.rules.from_sizes import check_seed
 from estimator_accum.rows.rules.refusals import (
@@ -19,6 +20,8 @@ def _reduce(analysis, operation, states):
     state, tensor = only_first(states), operation.inputs[0]
     axes = axes_of(analysis, operation.inputs[1], analysis.rank(tensor))
     joins_all = operation.type == "ReduceJoin" and not axes
+    if state.axis in axes and hasattr(operation, MOMENTS_ATTRIBUTE):
+        return FIXED
     if state.axis in axes or joins_all:
         raise Mixed(ALONG)
     if not operation.get_attr("keep_dims"):

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.rules.refusals import (
     ALONG,
     FIXED_BESIDE,
@@ -113,6 +114,8 @@ def _normalization(analysis, operation, states):
         if any(s not in (of_channel, FIXED) for s in others) or FIXED in others[:2]:
             raise Mixed(UNLIKE)
         return [state, *[of_channel] * (len(operation.outputs) - 1)]
-    if operation.get_attr("is_training") or any(s != FIXED for s in others):
+    is_joined = operation.get_attr("is_training")
+    is_joined = is_joined and not hasattr(operation, MOMENTS_ATTRIBUTE)
+    if is_joined or any(s != FIXED for s in others):
         raise Mixed("batch normalization combines the examples")
     return [state, *[FIXED] * (len(operation.outputs) - 1)]
