@@ -3,9 +3,11 @@
 n = number of examples, which is not known.
 """
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
+from unittest import mock
 
 import tensorflow as tf
 
@@ -224,16 +226,23 @@ def traced() -> tuple[Callable[[], Analysis], dict[str, list[tf.Tensor]]]:
         if name not in NO_TENSOR
     }
     results = {}
+    generator = getattr(getattr(keras, "random", None), "SeedGenerator", None)
 
     def call(*parts):
+        *parts, seed = parts
         batch = dict(zip(_SHAPES, parts, strict=True))
-        for name, layer in layers.items():
-            outputs = tf.nest.flatten(_call(layer, name, batch))
-            results[name] = [t for t in outputs if tf.is_tensor(t)]
+        with contextlib.ExitStack() as stack:
+            if generator is not None:  # in micro-batches seeds depend on their place
+                drawn = mock.patch.object(generator, "next", lambda *_, **__: seed)
+                stack.enter_context(drawn)
+            for name, layer in layers.items():
+                outputs = tf.nest.flatten(_call(layer, name, batch))
+                results[name] = [t for t in outputs if tf.is_tensor(t)]
 
     specs = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in _SHAPES.values()]
     function = tf.function(call, autograph=False)
-    graph = function.get_concrete_function(*specs).graph
+    seed = tf.TensorSpec([2], tf.int64)
+    graph = function.get_concrete_function(*specs, seed).graph
     parts = graph.inputs[: len(_SHAPES)]
     return (lambda: Analysis(parts)), results
 
