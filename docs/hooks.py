@@ -37,6 +37,8 @@ def on_page_markdown(markdown, page, config, files):
     for name, other in _PAGES.items():
         markdown = re.sub(rf"\]\((?:\.\./)?{name}", f"]({other}", markdown)
     page.meta.setdefault("description", _description(markdown))
+    if page.file.src_uri == "errors.md":  # whoever searches has met one
+        page.meta["search"] = {"boost": 3}
     markdown = re.sub(
         r"\[([^\]]*)\]\(\.\./(?:distributed|examples)/[^)]*\)", r"`\1`", markdown
     )
@@ -44,8 +46,13 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Lets a flag break after its underscores only, and there on narrow screens only."""
-    return re.sub("<code>([^<]*--[^<]*)</code>", _unbroken, html)
+    """Lets a name break after its underscores only, a flag on narrow screens only."""
+    html = re.sub("<code>([^<]*--[^<]*)</code>", _unbroken, html)
+    return re.sub(
+        "(?<!<pre>)<code>[^<]+</code>",
+        lambda code: re.sub(r"(?<=\w_)(?=[^\W_])", "<wbr>", code[0]),
+        html,
+    )
 
 
 def _unbroken(code: re.Match) -> str:
@@ -58,10 +65,13 @@ def _unbroken(code: re.Match) -> str:
 
 
 def _description(markdown: str) -> str:
-    """Returns the beginning of the first paragraph, without markup."""
-    paragraphs = (part for part in markdown.split("\n\n") if part[:1].isalpha())
-    text = " ".join(next(paragraphs, "").split())
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
+    """Returns the beginning of the first paragraph of sentences, without markup."""
+    markdown = re.sub(r"(?ms)^```.*?^```$", "", markdown)
+    parts = (part.strip("\n") for part in re.split(r"\n{2,}", markdown))
+    sentences = (part for part in parts if re.match(r"\[?[A-Z]|`\w", part))
+    text = " ".join(next(sentences, "").split())
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub("[`*]", "", text)
     if len(text) <= _LENGTH:
         return text.rstrip(":")
     return text[:_LENGTH].rpartition(" ")[0] + " ..."

@@ -43,12 +43,12 @@ def _draw_all(folder: pathlib.Path) -> None:
 
     with mpl.rc_context(_STYLE):
         _save(draw_idea(), folder / "idea.svg", "four micro-batches, one update")
-        for name, page, batches in (
-            ("memory", "whole_batches", "1,024"),
-            ("keras_memory", "keras_batches", "512"),
+        for name, page, way in (
+            ("memory", "whole_batches", "batches of 1,024, microbatch_model_fn"),
+            ("keras_memory", "keras_batches", "batches of 512, Keras's microbatch"),
         ):
             bars = memory_bars(page)
-            _save(draw_memory(bars, batches), folder / f"{name}.svg", str(bars))
+            _save(draw_memory(bars, way), folder / f"{name}.svg", str(bars))
         panels = performance_panels()
         _save(draw_performance(panels), folder / "performance.svg", str(panels))
         _save(draw_keras(keras_bars()), folder / "keras.svg", str(keras_bars()))
@@ -80,6 +80,7 @@ _PANELS = {  # title: {bar: the row of the table in docs/performance.md}
     "Examples per second on CoLA, BERT of 6 layers: higher is better": {
         "Trainer, 8 x 4": "**CoLA**, 6 layers, 32 sentences an update: Trainer, 8 x 4",
         "Trainer, 8 x 4, by length": "Trainer, 8 x 4, `group_by_length`",
+        "Trainer, 32 x 1, by length": "Trainer, 32 x 1, `group_by_length`",
         "this project, 8 x 4": "this project, 8 x 4",
         "this project, split for speed": "this project, `--effective_batch_size=32` alone",
     },
@@ -132,29 +133,33 @@ def draw_idea():
         arrow((14.5, 13.5), (20.5, y + 2.2))
         box(21, y, 14, 4.4, _BLUE, "8 examples")
         arrow((35.5, y + 2.2), (43.5, 13.5))
-    box(44, 9, 17, 9, _GREEN, "sum of the\n4 gradients / 4")
+    box(44, 9, 17, 9, _GREEN, "mean of the\n4 gradients")
     arrow((61.5, 13.5), (68.5, 13.5))
     box(69, 9, 14, 9, _ORANGE, "one update of\nthe weights")
-    axes.text(28, 0.2, "one after the other", ha="center", va="center", fontsize=9)
+    axes.text(28, 0.2, "one after the other", ha="center", va="center")
     return figure
 
 
-def draw_memory(bars: Bars, batches: str):
+def draw_memory(bars: Bars, way: str):
     """Draws memory against the number of micro-batches.
 
     Args:
         bars: Numbers of micro-batches, with the memory of each.
-        batches: Examples of a batch, in words.
+        way: The batches and the function that splits them.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 2.7), layout="constrained")
     axes = figure.subplots()
-    names = [name if n == 0 else f"K = {name}" for n, (name, _) in enumerate(bars)]
+    plain = bars[0][1]
+    names = [
+        name if n == 0 else f"K = {name}" + ": the same" * (value == plain)
+        for n, (name, value) in enumerate(bars)
+    ]
     colors = [_ORANGE] + [_BLUE] * (len(bars) - 1)
     drawn = axes.bar(names, [value for _, value in bars], color=colors, width=0.6)
     axes.bar_label(drawn, fmt="{:,.0f} MB", padding=3)
-    title = f"Peak memory of training, convolutional net, batches of {batches}"
+    title = f"Peak memory of training, convolutional net, {way}"
     axes.set_title(title, loc="left")
     axes.set_yticks([])
     axes.spines[["top", "left", "right"]].set_visible(False)
@@ -166,7 +171,7 @@ def draw_performance(panels: dict[str, Bars]):
     """Draws horizontal bars, a panel for each comparison."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 4), layout="constrained")
+    figure = Figure(figsize=(8.4, 4.4), layout="constrained")
     sizes = [len(bars) for bars in panels.values()]
     all_axes = figure.subplots(len(panels), 1, height_ratios=sizes)
     for axes, (title, bars) in zip(all_axes, panels.items(), strict=True):
@@ -186,15 +191,14 @@ def draw_keras(bars: Bars):
     """Draws two differences on a logarithmic axis."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 1.9), layout="constrained")
+    figure = Figure(figsize=(8.4, 2.2), layout="constrained")
     axes = figure.subplots()
     names, values = zip(*bars[::-1], strict=True)
     colors = [_ORANGE, _BLUE]
     drawn = axes.barh(names, values, color=colors, height=0.5, log=True)
     axes.bar_label(drawn, [f"{value:.1e}" for value in values], padding=3)
-    axes.set_title(
-        "Largest weight difference from batches of 32 (log scale)", loc="left"
-    )
+    axes.set_title("Largest weight difference from batches of 32", loc="left")
+    axes.set_xlabel("log scale; smaller is better")
     axes.set_xlim(1e-8, 10)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,17 @@ def test_the_site_has_no_broken_link(tmp_path):
     assert "make_accumulating_train_op" in (tmp_path / "api" / "index.html").read_text()
     start = (tmp_path / "index.html").read_text()
     assert "Gets the weights of batches of 32" in start  # examples/minimal.py
+    assert "run_<wbr>settings.json" in start  # names break after underscores
+    pages = {path.parent.name: path for path in tmp_path.glob("*/index.html")}
+    descriptions = [
+        re.search('name="description" content="(.*?)"', pages[name].read_text())[1]
+        for name in pages
+    ]
+    assert [
+        text
+        for text in descriptions
+        if not re.match("[A-Z]|microbatch|estimator-accum |make_accum", text)
+    ] == []
     notebook = (tmp_path / "bert_in_little_memory" / "index.html").read_text()
     assert "200/200" in notebook and "data:image/png" in notebook
 
