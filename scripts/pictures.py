@@ -72,7 +72,7 @@ def memory_bars(page: str) -> Bars:
 
 
 _PANELS = {  # title: {bar: the row of the table in docs/performance.md}
-    "Time added to a micro-step [ms], BERT-Small, K = 4: lower is better": {
+    "Added to a micro-step [ms], BERT-Small, K = 4: lower is better": {
         "the copied patch": "**overhead** of a micro-step, BERT-Small, K = 4: the patch",
         "this project": "this project",
         "memory-bandwidth bound": "memory-bandwidth bound",
