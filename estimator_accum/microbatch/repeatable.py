@@ -54,7 +54,6 @@ _LEAVES_NOTHING = re.compile(
     r"Is[A-Z]|Timestamp|DeviceIndex|TensorArray|Stack|TemporaryVariable|"
     r"DestroyTemporaryVariable|DeepCopy|DisableCopyOnRead|NonDeterministicInts|Xla"
 )
-_TAKES_STATE = "RngReadAndSkip"  # of a tf.random.Generator, for stateless operations
 _MOST_DRAWS = 2**40  # of an operation in a batch
 OUTPUTS = "`outputs` of whole_batch_loss"
 
@@ -80,8 +79,8 @@ def make_repeatable(tensors: Sequence[tf.Tensor], name: str = OUTPUTS) -> None:
     for operation in list(needed):
         if _is_drawn_by_example(operation):
             _draw_statelessly(operation, is_shared=False)
-        elif operation.type == _TAKES_STATE and context_of(operation) is None:
-            _take_state_once(operation)
+        elif takes_state(operation):
+            take_state_once(operation, is_shared=False)
         elif not is_repeatable(operation, library):
             raise ValueError(
                 f"{name} are computed twice, so their operations must give one result and "
@@ -199,23 +198,57 @@ def _draw_statelessly(operation: tf.Operation, *, is_shared: bool) -> None:
     replace(drawn, replacement)
 
 
-def _take_state_once(operation: tf.Operation) -> None:
-    """Has all runs of a micro-batch draw from one state of a generator."""
+def takes_state(operation: tf.Operation) -> bool:
+    """Returns whether an operation takes a tf.random.Generator's state.
+
+    Those in functions, branches and loops are left as they are.
+    """
+    return operation.type == "RngReadAndSkip" and context_of(operation) is None
+
+
+def take_state_once(
+    operation: tf.Operation,
+    *,
+    is_shared: bool,
+    skipped: tf.Tensor | None = None,
+    after: Sequence[tf.Operation] = (),
+) -> tf.Operation:
+    """Has a generator's state taken once for the current batch, before all passes.
+
+    Args:
+        operation: The operation that takes it.
+        is_shared: Whether all micro-batches of a batch get the same state.
+        skipped: Scalar uint64, the numbers that it skips; None for as many as a batch may
+            draw.
+        after: Operations that run before.
+
+    Returns:
+        The operation that takes it now.
+    """
     handle, algorithm, _ = operation.inputs
     (state,), batch = operation.outputs, current_batch()
+    if skipped is None:
+        skipped = tf.constant(_MOST_DRAWS, tf.uint64)
     with tf.control_dependencies(None), tf.device(operation.device):
         slot = batch.works.slot("state_of_generator", state.dtype, state.shape)
-        taken = tf.raw_ops.RngReadAndSkip(
-            resource=handle,
-            alg=tf.identity(algorithm),
-            delta=tf.constant(_MOST_DRAWS, tf.uint64),
-        )
+        with tf.control_dependencies(after):
+            taken = tf.raw_ops.RngReadAndSkip(
+                resource=handle, alg=tf.identity(algorithm), delta=skipped
+            )
         batch.works.add(Work(before=[slot.write(taken)]))
-        # The second number is no part of what draws move by less than 2**64.
-        offset = batch.begin * tf.one_hot(1, state.shape[0], dtype=state.dtype)
-        replacement = slot.read() + offset
+        replacement = slot.read()
+        if not is_shared:
+            replacement = with_place(replacement, batch.begin)
     replacement.set_shape(state.shape)
     replace(state, replacement)
+    return taken.op
+
+
+def with_place(state: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
+    """Returns the state of a generator for the micro-batch that begins at an example."""
+    # The second number is no part of what draws move by less than 2**64.
+    begin = tf.cast(begin, state.dtype)
+    return state + begin * tf.one_hot(1, state.shape[0], dtype=state.dtype)
 
 
 def _kinds(node, library: dict) -> Iterator[str]:

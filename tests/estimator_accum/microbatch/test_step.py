@@ -348,6 +348,30 @@ def test_a_generator_draws_numbers_for_each_micro_batch():
     assert len(np.unique(noise)) == noise.size
 
 
+def test_a_generator_draws_once_for_each_batch_what_all_examples_share(caplog):
+    def make():
+        generator, kernel = tf.random.Generator.from_seed(1), _weights(6, 3)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                seeds = generator.make_seeds(1)[:, 0]
+                factor = tf.random.stateless_uniform([], seeds, dtype=tf.float64)
+                moved = x * factor + generator.normal([6], dtype=tf.float64)
+                loss = tf.reduce_mean(tf.tanh(moved @ kernel))
+            _descend(tape, loss, [kernel])
+            return loss
+
+        return step, [kernel, generator.state], (_X,)
+
+    for one, other in zip(
+        _run(make, tf.function),
+        _run(make, lambda step: microbatch_step(step, 4)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
+    assert "on the whole batch" not in caplog.text
+
+
 def _two_updates(noise_of):
     """Two updates of two passes each, which need the same random numbers."""
     kernels, network = _network(6, 3)

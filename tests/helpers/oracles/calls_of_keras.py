@@ -3,7 +3,6 @@
 n = number of examples, which is not known.
 """
 
-import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -226,23 +225,22 @@ def traced() -> tuple[Callable[[], Analysis], dict[str, list[tf.Tensor]]]:
         if name not in NO_TENSOR
     }
     results = {}
-    generator = getattr(getattr(keras, "random", None), "SeedGenerator", None)
+    generator, method, size = tf.random.Generator, "skip", 3  # of Keras 2
+    if hasattr(keras, "ops"):
+        generator, method, size = keras.random.SeedGenerator, "next", 2
 
     def call(*parts):
-        *parts, seed = parts
+        *parts, state = parts  # in micro-batches it depends on their place
         batch = dict(zip(_SHAPES, parts, strict=True))
-        with contextlib.ExitStack() as stack:
-            if generator is not None:  # in micro-batches seeds depend on their place
-                drawn = mock.patch.object(generator, "next", lambda *_, **__: seed)
-                stack.enter_context(drawn)
+        with mock.patch.object(generator, method, lambda *_, **__: state):
             for name, layer in layers.items():
                 outputs = tf.nest.flatten(_call(layer, name, batch))
                 results[name] = [t for t in outputs if tf.is_tensor(t)]
 
     specs = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in _SHAPES.values()]
     function = tf.function(call, autograph=False)
-    seed = tf.TensorSpec([2], tf.int64)
-    graph = function.get_concrete_function(*specs, seed).graph
+    state = tf.TensorSpec([size], tf.int64)
+    graph = function.get_concrete_function(*specs, state).graph
     parts = graph.inputs[: len(_SHAPES)]
     return (lambda: Analysis(parts)), results
 
