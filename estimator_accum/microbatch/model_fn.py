@@ -40,6 +40,7 @@ from estimator_accum.microbatch.own_optimizer.batch_loss import (
     loss_of_batch,
 )
 from estimator_accum.microbatch.own_optimizer.head import find_rows
+from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_rows
 from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
@@ -160,6 +161,7 @@ def microbatch_model_fn(
         with batch.as_current():
             spec = build_on_slice()
         static_rows.check(spec, batch)
+        add_missing_rows(batch)
         if mode == modes.EVAL:
             return _evaluated(batch, spec, make_count("-eval"), constants)
         return _predicted(batch, spec, make_count("-predict"), constants)
@@ -238,6 +240,7 @@ def _split_declared(batch: WholeBatch, spec):
             f"Received: {batch.batch_norm!r}. Leave it out, or train by an optimizer of "
             "TensorFlow."
         )
+    add_missing_rows(batch)
     for loss in {loss.ref(): loss for loss in (spec.loss, *batch.losses)}.values():
         check_declared(batch, loss)
     micro_ops, once = _split(train_op, batch.begin.op)

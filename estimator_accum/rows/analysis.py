@@ -97,6 +97,8 @@ class Analysis:
         bodies: The analyses of functions, by the operation that calls one and its graph.
         complete_lists: Names of the lists with an entry for every row.
         sparse_lists: Names of the lists that are a sparse tensor's.
+        short: Number of rows for each example, by the operation that computes no row
+            for the last examples if they have no entry.
         padded: Results with rows, by the operation that adds rows that may be missing;
             None by those on the way to it.
         path: Names of the calls that lead to a function's graph.
@@ -110,7 +112,8 @@ class Analysis:
         values: dict | tuple = (),
     ):
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies, self.complete_lists, self.padded = {}, set(), {}
+        self.bodies, self.complete_lists = {}, set()
+        self.short, self.padded = {}, {}
         self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
         self.sparse_lists = set()
         self._states, self._values, self._dims = dict(states), dict(values), {}
@@ -298,7 +301,8 @@ class Analysis:
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies, self.complete_lists, self.padded = {}, set(), {}
+        self.bodies, self.complete_lists = {}, set()
+        self.short, self.padded = {}, {}
         self._names, self._numbers, self._alias = {}, {}, {}
         for key in self._given:
             self._note_numbers(key.deref(), self._states[key])
@@ -316,8 +320,9 @@ class Analysis:
         # A call may have further results.
         if all(are_given) if operation.type in CALLERS else any(are_given):
             return
-        if hasattr(operation, ROWS_ATTRIBUTE):
-            self._put(operation, State("rows", 0))
+        span = getattr(operation, ROWS_ATTRIBUTE, None)
+        if span is not None:
+            self._put(operation, State("rows", 0, span))
             return
         states = [self.state(tensor) for tensor in operation.inputs]
         kinds = {state.kind for state in states}

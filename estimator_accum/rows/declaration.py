@@ -2,11 +2,15 @@
 
 import tensorflow as tf
 
-# Attribute of an operation whose rows its author has declared.
+from estimator_accum.rows.sizes import ONE
+
+# Attribute of an operation whose rows are declared: their number for each example.
 ROWS_ATTRIBUTE = "_estimator_accum_per_example"
 # Attribute of an operation that computes moments by which rows of a micro-batch are
 # normalized: the same for all of them.
 MOMENTS_ATTRIBUTE = "_estimator_accum_moments"
+# Attribute of an operation that adds rows which the last examples may be without.
+ADDED_ATTRIBUTE = "_estimator_accum_added_rows"
 
 
 def per_example(tensor: tf.Tensor) -> tf.Tensor:
@@ -34,5 +38,5 @@ def per_example(tensor: tf.Tensor) -> tf.Tensor:
             f"Received: {tensor.name}, a scalar. Declare the tensor that it is computed "
             "from."
         )
-    setattr(tensor.op, ROWS_ATTRIBUTE, True)
+    setattr(tensor.op, ROWS_ATTRIBUTE, ONE)
     return tensor

@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.rows.sizes import Size
-
 
 class OwnRows(NamedTuple):
     """Rows that are looked up by number belong to their own examples.
@@ -79,15 +77,17 @@ class EqualNumbers(NamedTuple):
 
 
 class LastEntry(NamedTuple):
-    """The last row has an entry.
+    """The last row of a batch has an entry, as TensorFlow needs to know of it.
 
     Attributes:
         numbers: Numbers of the rows of all entries, sorted.
-        distance: Number of rows for each example.
+        rows: Number of rows in the micro-batch, a scalar.
+        is_last: Whether the micro-batch is the last one of its batch, a scalar.
     """
 
     numbers: tf.Tensor
-    distance: Size
+    rows: tf.Tensor
+    is_last: tf.Tensor
 
     @property
     def key(self) -> tuple:
@@ -95,16 +95,18 @@ class LastEntry(NamedTuple):
         return (self.numbers.ref(),)
 
     def holds(self, examples: tf.Tensor) -> tf.Tensor:
-        """Returns whether it holds for a number of examples, a scalar bool."""
-        last = examples * int(self.distance) - 1
-        return tf.reduce_any(tf.equal(tf.cast(self.numbers, tf.int64), last))
+        """Returns whether it holds, a scalar bool."""
+        del examples
+        numbers = tf.cast(self.numbers, tf.int64)
+        has_entry = tf.reduce_any(tf.equal(numbers, self.rows - 1))
+        return tf.logical_or(has_entry, tf.logical_not(self.is_last))
 
     @property
     def sentence(self) -> str:
         """The refusal where it does not hold."""
         return (
-            "The last example of a micro-batch must have an entry in a sparse tensor "
-            "that is reduced without a number of rows. Received: "
-            f"{self.numbers.name}. Call tf.nn.safe_embedding_lookup_sparse in place of "
-            "tf.nn.embedding_lookup_sparse, or reduce with num_segments."
+            "The last example of a batch must have an entry in a sparse tensor that is "
+            "reduced without a number of rows: TensorFlow computes no row for it. "
+            f"Received: {self.numbers.name}. Call tf.nn.safe_embedding_lookup_sparse in "
+            "place of tf.nn.embedding_lookup_sparse, or reduce with num_segments."
         )

@@ -21,6 +21,7 @@ from estimator_accum.microbatch.own_optimizer.gradient_sums import (
     sum_over_batch,
 )
 from estimator_accum.microbatch.own_optimizer.head import Copies, of_batch
+from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_rows
 from estimator_accum.microbatch.own_optimizer.patches import Request, source_of
 from estimator_accum.microbatch.own_optimizer.refusals import (
     check_first_order,
@@ -100,6 +101,7 @@ class Interception:
                 draw_by_micro_batch(self._batch, data_ancestors(tops))
             check_not_repeated(ys)
             find_moments(self._batch)
+            add_missing_rows(self._batch)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))
             has_others = len(places) < len(xs)

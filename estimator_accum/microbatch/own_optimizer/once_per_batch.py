@@ -36,6 +36,7 @@ from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
 from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
 from estimator_accum.microbatch.static_rows import StaticRows
 from estimator_accum.microbatch.work import Work
+from estimator_accum.rows.guards import LastEntry
 
 
 def build_unedited(batch: WholeBatch, build: Callable, static_rows: StaticRows):
@@ -128,12 +129,16 @@ class Model:
         batch, calls = self._batch, self._calls
         _make_draws_repeatable(batch, values.view, self._early)
         derivations = [call.derivation for call in calls if call.derivation.rows]
-        refusals = _check_guards(batch, [derivation.view for derivation in derivations])
-        spot_check = SpotCheck(batch, derivations, values.collected, list(refusals))
+        guards = _check_guards(batch, [derivation.view for derivation in derivations])
+        # Those that it looks at are not the last examples of their batch.
+        looked = [
+            op for op, guard in guards.items() if not isinstance(guard, LastEntry)
+        ]
+        spot_check = SpotCheck(batch, derivations, values.collected, looked)
         report_activations(values.view, self._of_batch(losses))
         return {
             "reported": values.pairs,
-            "refusals": refusals,
+            "refusals": {op: guard.sentence for op, guard in guards.items()},
             "spot_check": spot_check,
         }
 
@@ -195,12 +200,12 @@ def _make_draws_repeatable(batch: WholeBatch, view: View, early: Copies) -> None
     make_repeatable(rows, "Rows of examples that the loss combines")
 
 
-def _check_guards(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, str]:
-    """Returns operations that fail where the analysis took a wrong fact, and why.
+def _check_guards(batch: WholeBatch, views: list[View]) -> dict:
+    """Returns operations that fail where the analysis took a wrong fact, and the facts.
 
     Every micro-batch runs them.
     """
-    refusals = {}
+    checks = {}
     guards = {
         (type(guard), *guard.key): guard
         for view in views
@@ -211,5 +216,5 @@ def _check_guards(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, st
             holds = guard.holds(batch.size)
             check = tf.raw_ops.Assert(condition=holds, data=["row"])
             batch.works.add(Work(micro_ops=[check]))
-            refusals[check] = guard.sentence
-    return refusals
+            checks[check] = guard
+    return checks

@@ -10,7 +10,7 @@ with a distance. L, M = lists of entries.
 
 import tensorflow as tf
 
-from estimator_accum.rows.guards import LastEntry
+from estimator_accum.rows.declaration import ADDED_ATTRIBUTE
 from estimator_accum.rows.rules.blocks import (
     blocks_apart,
     blocks_of,
@@ -477,15 +477,16 @@ def _by_example(analysis, operation, numbers: State, rows) -> State:
             result = State("rows", 0, numbers.distance)
             analysis.padded |= {**dict.fromkeys(padding), padding[-1]: result}
             return UNPADDED
-        if numbers.distance.symbols:
+        users = operation.outputs[0].consumers()
+        joins = [user for user in users if hasattr(user, ADDED_ATTRIBUTE)]
+        if not joins:
+            analysis.short[operation] = numbers.distance
             raise Mixed(_FEW)
-        analysis.guards.append(LastEntry(_numbers_of(operation), numbers.distance))
+        analysis.guards.append(getattr(joins[0], ADDED_ATTRIBUTE))
+        analysis.padded |= dict.fromkeys(joins)
+        return UNPADDED
     tail = analysis.dims(operation.inputs[0])[1:]
     return set_rows(analysis, operation.outputs[0], numbers.distance, tail)
-
-
-def _numbers_of(operation) -> tf.Tensor:
-    return operation.inputs[2 if operation.type.startswith("Sparse") else 1]
 
 
 @rule("SparseTensorDenseMatMul", table=RULES_OF_ENTRIES)

@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.rows.guards import EqualNumbers, LastEntry
-from estimator_accum.rows.sizes import Size
 
 _INDICES = tf.constant([[0, 0], [0, 3], [2, 1]], tf.int64)
 
@@ -24,9 +23,10 @@ def test_sparse_tensors_must_have_as_many_entries_of_each_example(others, holds)
 
 
 @pytest.mark.parametrize(
-    "examples, distance, holds",
-    [(3, 1, True), (4, 1, False), (1, 3, True), (2, 2, False)],
+    "rows, is_last, holds",
+    [(3, True, True), (4, True, False), (4, False, True)],
 )
-def test_the_last_row_must_have_an_entry(examples, distance, holds):
-    guard = LastEntry(_INDICES[:, 0], Size(distance))
-    assert bool(guard.holds(tf.constant(examples, tf.int64))) == holds
+def test_the_last_row_of_a_batch_must_have_an_entry(rows, is_last, holds):
+    rows = tf.constant(rows, tf.int64)
+    guard = LastEntry(_INDICES[:, 0], rows, tf.constant(is_last))
+    assert bool(guard.holds(rows)) == holds

@@ -711,23 +711,6 @@ def _linear(features, column):
     return v1.feature_column.linear_model(features, [column])
 
 
-def _some(ids):
-    """Returns a sparse tensor with the first word of each example, and some others."""
-    is_first = tf.one_hot(tf.zeros_like(ids[:, 0]), 4, dtype=tf.int32)
-    places = tf.where(ids * is_first + is_first + ids % 2 > 0)
-    return tf.SparseTensor(places, tf.gather_nd(ids, places), tf.shape(ids, tf.int64))
-
-
-def _of_some(ids):
-    words, table = _some(ids), _static([4, 3])
-    weights = words.with_values(tf.sqrt(tf.cast(words.values, tf.float32) + 1))
-    return [
-        tf.nn.embedding_lookup_sparse(table, words, factors, combiner=way)
-        for factors in (None, weights)
-        for way in ("sum", "mean", "sqrtn")
-    ]
-
-
 def _lengths(ids):
     words = _even(ids)
     from tensorflow.python.feature_column import utils
@@ -780,7 +763,6 @@ _OF_ENTRIES = {
     ]), 0, 1),
     "lookups without empty rows": (_of_filled(
         lambda words: tf.nn.embedding_lookup_sparse(_static([4, 3]), words, None)), 0, 1),
-    "lookups of examples with entries": (_of_some, 0, 1),
     "embedded columns": (_column(_embedded), 0, 1),
     "indicated columns": (_column(_indicated), 0, 1),
     "linear columns": (_column(_linear), 0, 1),

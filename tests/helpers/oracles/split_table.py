@@ -120,6 +120,8 @@ def places_of_layers() -> dict[str, dict[str, Place]]:
 def _place(name: str, tensors: list[tf.Tensor], analysis: Analysis) -> Place:
     analysis.analyze(tensors)
     is_split = all(analysis.state(tensor).kind != "mixed" for tensor in tensors)
+    mixing = {origin.operation for origin in analysis.origins}
+    is_split |= mixing <= analysis.short.keys()  # a batch adds the rows
     if is_split and name not in _WITHOUT_RULE:
         return Place("split")
     if not is_split and name in _WITHOUT_RULE:
