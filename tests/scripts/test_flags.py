@@ -11,7 +11,7 @@ _ROOMS = {
     "scripts": ("benchmark", "quickstart_demo"),
     "scripts.experiments": (
         *("compare_batches", "disturb_runs", "memory_table", "optimizer_table"),
-        "public_scripts",
+        *("public_scripts", "share_table"),
     ),
 }
 _COMPARE = "compare_batches --data_dir=x --bert_dir=y --output_dir=output"
@@ -35,6 +35,7 @@ _COMPARE = "compare_batches --data_dir=x --bert_dir=y --output_dir=output"
         ("disturb_runs", "must be new, and `--signals` or `--full_disks` above 0"),
         ("memory_table --models=huge", "`--models` must be one of .* Received: 'huge'"),
         ("optimizer_table --optimizers=Adam,Lion", "Ada.*: Lion. L"),
+        ("share_table --models=tagger,huge", "be among DNNC.* Received: tagger, huge"),
         ("quickstart_demo --output_dir=full/file", "demo before. .* full/file, a file"),
         ("quickstart_demo --output_dir=full", ": full with file. Name another."),
         (

@@ -12,11 +12,12 @@ from estimator_accum.rows.states import Mixed
 
 _EXAMPLES, _UNKNOWN = 32, 16  # numbers for sizes that are not known yet
 _MUCH = 0.5  # of the activations
+SHARE = "micro-batches: %.1f%% of the activations are computed on the whole batch"
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def report_activations(view: View, losses: list[tf.Tensor]) -> None:
-    """Warns if much of the model is computed on the whole batch.
+    """Logs the share of the model that is computed on the whole batch; warns if it is much.
 
     Args:
         view: The graph.
@@ -26,8 +27,9 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     needed = data_ancestors([tensor.op for tensor in losses])
     network = _computed_from_variables(set(needed)) & view.of_batch
     whole = sum(_elements(view, op) for op in network & head.keys())
-    cut = sum(_elements(view, op) for op in network - head.keys())
-    if whole <= _MUCH * (whole + cut) or not whole:
+    total = sum(_elements(view, op) for op in network)
+    _logger.debug(SHARE, 100 * whole / max(total, 1))
+    if whole <= _MUCH * total or not whole:
         return
     origins = [origin for origin in view.analysis.origins if origin.operation in head]
     if not origins:
@@ -36,7 +38,7 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     _logger.warning(
         "micro-batches: %d%% of the activations are computed on the whole batch, "
         "so splitting saves little memory: see %s of type %s (%s)",
-        round(100 * whole / (whole + cut)),
+        round(100 * whole / total),
         operation.name,
         operation.type,
         reason,
