@@ -89,6 +89,11 @@ class WholeBatch(Clock):
         return other
 
     @property
+    def some_rows(self) -> tf.Tensor:
+        """Returns the number of examples, 1 of a replica without one, to divide by."""
+        return tf.maximum(self.rows, 1)
+
+    @property
     def has_train_op(self) -> bool:
         """Returns whether a train op of this library trains on this batch."""
         return self.weight is not None

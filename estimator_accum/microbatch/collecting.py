@@ -20,7 +20,7 @@ from estimator_accum.graph.branches import run_either
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.staging import Slot
-from estimator_accum.microbatch.work import Turn, Work
+from estimator_accum.microbatch.work import OWN_CHECK, Turn, Work
 
 # Attribute of an operation that results in a whole_batch_loss.
 WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
@@ -171,7 +171,7 @@ def keep_rows(
     kept, work = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if axis is not None:
-            span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.rows
+            span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.some_rows
             begin, end = batch.begin * span, (batch.begin + batch.size) * span
             kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
     return kept, work
@@ -242,7 +242,7 @@ def _write_rows(
     with tf.control_dependencies([begun]):
         # The first micro-batch decides: a row of another shape would be broadcast.
         first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
-        span = first[axis] // batch.rows
+        span = first[axis] // batch.some_rows
         expected = tf.concat([first[:axis], [batch.size * span], first[axis + 1 :]], 0)
         fits = tf.raw_ops.Assert(
             condition=tf.reduce_all(tf.equal(shape, expected)),
@@ -255,6 +255,7 @@ def _write_rows(
             ],
             summarize=10,
         )
+        setattr(fits, OWN_CHECK, True)
     before = [tf.constant(0, tf.int64)] * axis
     with tf.control_dependencies([fits]):
         return tf.raw_ops.ResourceStridedSliceAssign(

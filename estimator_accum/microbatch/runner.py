@@ -51,6 +51,8 @@ class BatchRunner:
         replicas: The replicas; the list is complete when `begin` is called.
         count: The number of micro-batches.
         on_change: Called when `count` has changed.
+        is_zero: Whether the batch's values are zeros on a replica without examples. If
+            not, they are computed from none, as in a step: its metrics stay as they are.
 
     Attributes:
         rows: Examples of the last batch, for each replica.
@@ -63,10 +65,12 @@ class BatchRunner:
         replicas: list[ReplicaBatch],
         count: MicroBatchCount,
         on_change: Callable[[], None],
+        *,
+        is_zero: bool = True,
     ):
         self._replicas = replicas
         self._count = count
-        self._on_change = on_change
+        self._on_change, self._is_zero = on_change, is_zero
         self._exchanges = []  # those that this batch has begun
         self._capacity = None  # of an exchange
         self.rows, self.numbers, self.is_open = [], 0, False
@@ -217,6 +221,8 @@ class BatchRunner:
             size = -(-n // self._count.value)  # ceil
             cuts.append(_Cut(n, size, range(0, n, size) if n else range(1)))
         is_whole = max(len(cut.begins) for cut in cuts) == 1
+        if not self._is_zero:
+            is_whole = is_whole and all(rows)  # else what follows reads empty slots
         if not is_read:
             self._spot_check(session, cuts, place)
         last, done, later, fetched = {}, {}, {}, []
@@ -243,7 +249,7 @@ class BatchRunner:
                 last |= feeds
             done |= marks
             once = [
-                work.once if n or turn is Turn.JOINT else []
+                work.once if n or not self._is_zero or turn is Turn.JOINT else []
                 for work, n in zip(works, rows, strict=True)
             ]
             last = last or self._feeds(0, cuts)
@@ -302,7 +308,7 @@ class BatchRunner:
         for replica, n, values, number in everything:
             tensors = [tensor for tensor, _ in replica.reported]
             names = names_of(tensors)
-            if not n:  # a replica without examples
+            if not n and self._is_zero:
                 result |= dict(zip(names, map(_zeros, tensors), strict=True))
             elif values and len(values[0]) > number:  # one micro-batch was the batch
                 result |= dict(zip(names, values[0][number:], strict=True))

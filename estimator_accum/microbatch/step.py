@@ -417,7 +417,8 @@ class _Trace:
             weakref.finalize(self, UNUSED.extend, slots_of(self._graph))
         self._functions = Functions(self._graph)
         self._runners = [
-            BatchRunner(phase.replicas, count, lambda: None) for phase in self._phases
+            BatchRunner(phase.replicas, count, lambda: None, is_zero=False)
+            for phase in self._phases
         ]
         for runner in self._runners:
             runner.begin()

@@ -9,6 +9,9 @@ import tensorflow as tf
 from estimator_accum.microbatch.gather import make_exchange
 from estimator_accum.microbatch.staging import Slot, task_of
 
+# Attribute of an operation that checks a micro-batch for this library, not for a step.
+OWN_CHECK = "_estimator_accum_own_check"
+
 
 class Turn(enum.IntEnum):
     """A pass through the micro-batches of a batch, in their order.

@@ -85,7 +85,9 @@ def _draw_from(draw: tf.Operation, begin: tf.Tensor) -> None:
     seed = keys.inputs[0] if is_of_key else draw.inputs[1]
     if seed.shape != [2] or (is_of_key and draw.inputs[2].op is not keys):
         return
-    seed = seed + tf.stack([tf.cast(begin, seed.dtype), tf.zeros([], seed.dtype)])
+    # A sum would be the seed of another step, or of another layer.
+    mixed = tf.random.experimental.stateless_fold_in(seed, tf.cast(begin, seed.dtype))
+    seed = tf.where(tf.equal(begin, 0), seed, mixed)
     if not is_of_key:
         set_input(draw, 1, seed)
         return

@@ -353,7 +353,8 @@ class Copies:
         if not all(symbol in sizes for size in dims for symbol in size.symbols):
             # The same in all micro-batches, but for the number of examples.
             shape, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
-            rows = shape[axis] // self._batch.size * self._batch.rows
+            span = shape[axis] // tf.maximum(self._batch.size, 1)  # 0 of no examples
+            rows = span * self._batch.rows
             return tf.concat([shape[:axis], [rows], shape[axis + 1 :]], 0)
 
         def number(size: Size) -> tf.Tensor:

@@ -36,6 +36,7 @@ from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.patches import Request
 from estimator_accum.microbatch.own_optimizer.refusals import check_first_order
 from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.work import OWN_CHECK
 
 _BEFORE = -1  # all phases
 
@@ -132,6 +133,7 @@ class Times:
                 operation
                 for operation in operations
                 if not any(tensor.op in handles for tensor in operation.inputs)
+                if not hasattr(operation, OWN_CHECK)
                 if _shows(operation, library) or changes_something(operation, library)
             ]
             self._writers = writers_of(self.changes, handles)
