@@ -81,10 +81,7 @@ class WholeBatch(Clock):
 
     def again(self) -> "WholeBatch":
         """Returns the same batch, with other work, once it is staged."""
-        other = copy.copy(self)
-        with tf.control_dependencies(None), tf.device("/cpu:0"):
-            shapes = [tf.shape(part.whole, out_type=tf.int64) for part in self.parts]
-        other.names = [part.sliced.name for part in self.parts]
+        other, (shapes, _) = copy.copy(self), self.stage
         other.stage, other.works = (shapes, []), Works(self.rows)
         return other
 

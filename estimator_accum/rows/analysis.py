@@ -197,7 +197,8 @@ class Analysis:
             elif number is not None and not isinstance(number, Size):
                 dims.append(Size(number))
             else:
-                dims.append(size or Size(symbols=(f"{tensor.name}:{axis}",)))
+                name = f"{self.path}{tensor.name}:{axis}"
+                dims.append(size or Size(symbols=(name,)))
         if state.kind != "entries" and lists_of(dims):
             raise Mixed("its shape is another one in each micro-batch")
         return dims

@@ -78,17 +78,21 @@ def _are_of_examples(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> bool:
 
 def _is_range(places: tf.Tensor) -> bool:
     """Returns whether places are those of a `tf.range`, or some, perhaps moved."""
-    while places.op.type in _CHOOSING or _is_moved(places.op):
-        places = places.op.inputs[0]
-    return places.op.type == "Range"
+    while places is not None and places.op.type != "Range":
+        operation = places.op
+        is_chosen = operation.type in _CHOOSING
+        places = operation.inputs[0] if is_chosen else _moved(operation)
+    return places is not None
 
 
-def _is_moved(operation: tf.Operation) -> bool:
-    """Returns whether an operation adds a constant scalar to places."""
-    if operation.type not in ("Add", "AddV2", "Sub"):
-        return False
-    added = operation.inputs[1]
-    return added.shape.rank == 0 and tf.get_static_value(added) is not None
+def _moved(operation: tf.Operation) -> tf.Tensor | None:
+    """Returns the places to which an operation adds a constant scalar, if it does."""
+    orders = {"Add": (0, 1), "AddV2": (0, 1), "Sub": (0,)}.get(operation.type, ())
+    for i in orders:
+        added = operation.inputs[1 - i]
+        if added.shape.rank == 0 and tf.get_static_value(added) is not None:
+            return operation.inputs[i]
+    return None
 
 
 def _analysis_of(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> Analysis:

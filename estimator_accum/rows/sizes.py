@@ -93,7 +93,10 @@ class Size:
         return self.factor
 
     def _number(self, other: "Size", function) -> "Size":
-        return Size(function(int(self), int(other)))
+        try:
+            return Size(function(int(self), int(other)))
+        except ZeroDivisionError as error:
+            raise Unknown from error
 
 
 _COUNT = "#"

@@ -155,6 +155,8 @@ def _select(analysis, operation, states):
 @rule("LookupTableFindV2", "LookupTableFind")
 def _look_up(analysis, operation, states):
     without_places(states)
+    if operation.outputs[0].shape.rank is None:
+        raise Mixed("its values may be vectors")
     if states[0].kind == states[2].kind == "fixed":
         return broadcast(
             analysis, [operation.inputs[1]], states[1:2], operation.outputs[0]

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import context_of
 from estimator_accum.rows.guards import OwnRows
 from estimator_accum.rows.rules.refusals import (
     BY_VALUES,
@@ -69,6 +70,8 @@ def _from_own(analysis, places, state: State, tensor, table: State) -> State:
     if state.distance != table.span:
         raise Mixed(BY_VALUES)
     if not state.is_number:
+        if context_of(places.op) is not None:  # where no micro-batch can check it
+            raise Mixed("rows are looked up by number inside of a branch or loop")
         analysis.guards.append(OwnRows(places, state.axis, tensor))
     return state._replace(distance=None, is_number=False, is_first=False)
 

@@ -55,11 +55,12 @@ def _reorder(analysis, operation, states):
 @rule("SparseConcat", table=RULES_OF_ENTRIES)
 def _concat(analysis, operation, states):
     number, inputs = operation.get_attr("N"), operation.inputs
-    shapes = []
+    shapes, entries = [], None
     for i in range(number):
         indices, values = states[i], states[number + i]
         indices, values = check_sparse(analysis, indices, values)
-        if indices.distance != states[0].distance:
+        entries = entries or indices
+        if indices.distance != entries.distance:
             raise Mixed(UNLIKE)
         shape = inputs[2 * number + i]
         shapes.append(shape_of_sparse(analysis, shape, indices.distance))
@@ -70,7 +71,7 @@ def _concat(analysis, operation, states):
     shape[axis] = _sum(lengths, f"{analysis.name_of_list(operation)}:axis{axis}")
     *results, output = operation.outputs
     return [
-        *_list(analysis, operation, states[0], results),
+        *_list(analysis, operation, entries, results),
         analysis.set_value(output, sizes(shape)),
     ]
 

@@ -169,17 +169,23 @@ def _embedding():
     keras = importlib.import_module("keras")
     optimizer = keras.optimizers.Adam(0.01)
     places = np.random.RandomState(3).randint(0, 11, (23, 4))
+    lengths, counter = np.arange(23) % 3, tf.Variable(np.float64(0))
+    marks = np.random.RandomState(4).randn(sum(lengths))
+    marks = tf.RaggedTensor.from_row_lengths(marks, lengths)
 
     def step(batch, *, scale):
+        counter.assign_add(1)  # so the gradient has a phase of its own
         with tf.GradientTape() as tape:
             hidden = tf.reduce_mean(tf.gather(table, batch["places"]), 1)
+            hidden += tf.reduce_sum(batch["marks"], 1)[:, None] / counter
             loss = scale * _crossentropy(batch["labels"], hidden @ kernel)
         pairs = zip(tape.gradient(loss, [table, kernel]), [table, kernel], strict=True)
         optimizer.apply_gradients(pairs)
         return loss
 
-    batch = {"places": places, "labels": _CLASSES}
-    return (lambda data: step(data, scale=2.0)), [table, kernel], (batch,)
+    batch = {"places": places, "labels": _CLASSES, "marks": marks}
+    variables = [table, kernel, counter]
+    return (lambda data: step(data, scale=2.0)), variables, (batch,)
 
 
 def _conditional_update():

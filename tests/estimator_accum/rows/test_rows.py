@@ -814,6 +814,13 @@ _OF_ENTRIES = {
     "crossed column": (_crossed, 0, 1),
     "chosen examples": (lambda x, y: _in_place(
         x, tf.where(y > 0), tf.nn.softmax), 0, 1),
+    "an entry for each example beside others": (lambda ids, y, length: tf.sparse.to_dense(
+        tf.sparse.concat(1, [
+            tf.SparseTensor(
+                tf.cast(tf.stack([tf.range(tf.shape(y)[0]), length], 1), tf.int64), y,
+                tf.cast([tf.shape(y)[0], 5], tf.int64)),
+            _even(ids).with_values(tf.cast(_even(ids).values, tf.float32)),
+        ])), 0, 1),
 }  # fmt: skip
 # Entries are of their examples, but no row is of one example alone.
 _ENTRIES = {
@@ -826,6 +833,8 @@ _ENTRIES = {
     ),
 }
 _MIXED |= {
+    "rows by number in a loop": lambda x, length: _loop(x, lambda z: z + tf.gather(
+        tf.reshape(z, [-1, 6]), length % 4 + tf.range(tf.shape(z)[0]) * 4)[:, None]),
     "sum of chosen examples": lambda x, y: tf.reduce_sum(
         tf.boolean_mask(x, y > 0), 0),
     "number of chosen examples": lambda x, y: tf.cast(
@@ -936,6 +945,18 @@ def test_random_numbers_have_rows_if_a_state_draws_them(seen):
         ]
 
     seen |= _assert_rows(draw, 0, is_random=True)
+
+
+def test_values_of_a_table_of_unknown_rank_may_be_vectors():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, [0.0])
+    function = tf.function(table.lookup, autograph=False)
+    spec = tf.TensorSpec([None], tf.int64)
+    graph = function.get_concrete_function(spec).graph
+    (values,) = graph.outputs
+    assert values.shape.rank is None  # the values have rank 2
+    analysis = Analysis(graph.inputs[:1])
+    analysis.analyze([values])
+    assert analysis.state(values).kind == "mixed"
 
 
 def test_the_seed_of_a_micro_batch_draws_rows_in_a_loop():
