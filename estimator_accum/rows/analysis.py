@@ -49,7 +49,7 @@ from estimator_accum.rows.rules.control_flow import MOST_ROUNDS, UNSETTLED
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY, RULES_OF_ENTRIES
-from estimator_accum.rows.sizes import Size, Unknown, has_examples, lists_of
+from estimator_accum.rows.sizes import N, Size, Unknown, has_examples, lists_of
 from estimator_accum.rows.states import (
     COUNTS,
     FIXED,
@@ -446,6 +446,8 @@ class Analysis:
             return MIXED
         numbers = {"fixed", "sizes", "counts"}
         if kinds == {"fixed", "sizes"} and operation.type == "Greater":
+            if self._has_an_example(operation):
+                return FIXED
             return SIZES  # which of several sizes holds, as `tf.vectorized_map` asks
         if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
@@ -458,6 +460,12 @@ class Analysis:
             return rule(self, operation, states)
         except Unknown as error:
             raise Mixed("a shape is not known before there are numbers") from error
+
+    def _has_an_example(self, operation: tf.Operation) -> bool:
+        """Returns whether a comparison asks if there are examples, as layers may."""
+        number, limit = map(self.value, operation.inputs)
+        is_known = number is not None and limit is not None and number.ndim == 0
+        return is_known and (number[()], limit[()]) == (N, Size(0))
 
     def _of_values(self, operation: tf.Operation, reason: str) -> list[State]:
         """Returns the states of integer outputs; raises Mixed if one is not known."""

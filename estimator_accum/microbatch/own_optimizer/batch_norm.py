@@ -24,6 +24,9 @@ from estimator_accum.microbatch.repeatable import changes_something
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 
 FUSED = {"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"}
+# Attributes of an operation: whether a gradient was taken, and what blends its moments.
+_DERIVED, _BLENDED = "_estimator_accum_derived", "_estimator_accum_blended"
+_LATE = "whose results a variable gets after the gradient is taken; write it before"
 _ROOTS = {"Pow", "Rsqrt", "Sqrt"}
 _REMEDY = (
     "Use batch_norm='batch', which normalizes by the statistics of the whole batch."
@@ -53,7 +56,8 @@ def find_moments(batch: WholeBatch) -> None:
     """Marks the operations that compute moments of a micro-batch, for `View`.
 
     Raises:
-        ValueError: If batch normalization is corrected by its moving averages.
+        ValueError: If batch normalization is corrected by its moving averages, or if these
+            are written after a gradient is taken.
     """
     if batch.batch_norm == "batch":
         return
@@ -66,6 +70,11 @@ def find_moments(batch: WholeBatch) -> None:
         moments = Moments(operation.inputs[0], mean, variance, True)
         setattr(operation, MOMENTS_ATTRIBUTE, moments)
     library = library_of_functions()
+    for operation in filter(_is_blended, operations):
+        others = getattr(operation, _BLENDED)
+        uses = _uses_of(operation.outputs[1:3], operations, library, others)
+        if uses.written - batch.works.handles:
+            _refuse(operation, _LATE)
     for operation in new:
         mean = _mean_of_variance(operation)
         if mean is None:
@@ -73,6 +82,8 @@ def find_moments(batch: WholeBatch) -> None:
         moments = Moments(mean.inputs[0], mean.outputs[0], operation.outputs[0], False)
         uses = _uses_of([moments.mean, moments.variance], operations, library)
         if uses.is_normalization:
+            if hasattr(operation, _DERIVED):
+                _refuse(operation, _LATE)
             _check_not_corrected(operation, uses)
             setattr(mean, MOMENTS_ATTRIBUTE, moments)
             setattr(operation, MOMENTS_ATTRIBUTE, moments)
@@ -85,6 +96,8 @@ def check_moments(view: View) -> None:
     seen = [op for op in view.of_batch if view.analysis.has_seen(op)]
     for operation in seen:
         moments = getattr(operation, MOMENTS_ATTRIBUTE, None)
+        if operation.type == "Mean":
+            setattr(operation, _DERIVED, True)
         if moments is not None and view.state(moments.mean).kind == "mixed":
             _refuse(operation, "whose values are not computed for each example")
     for operation in filter(_is_fused, (o.operation for o in view.analysis.origins)):
@@ -129,18 +142,25 @@ def _without_averages(operation: tf.Operation) -> None:
     factor = operation.get_attr("exponential_avg_factor")
     if factor == 1:
         return
-    graph, averages = operation.graph, operation.inputs[3:5]
+    graph, averages, blends = operation.graph, operation.inputs[3:5], []
     with graph.as_default(), tf.control_dependencies(None), tf.device(operation.device):
         for place, average in enumerate(averages):
             moment = operation.outputs[1 + place]
             readers = moment.consumers()
-            blended = factor * moment + (1 - factor) * average
+            scaled = factor * moment
+            blends.append(scaled.op)
+            blended = scaled + (1 - factor) * average
             for reader in readers:
                 for i, tensor in enumerate(reader.inputs):
                     if tensor.name == moment.name:
                         set_input(reader, i, blended)
             set_input(operation, 3 + place, tf.zeros(moment.shape, moment.dtype))
     set_number(operation, "exponential_avg_factor", 1.0)
+    setattr(operation, _BLENDED, blends)
+
+
+def _is_blended(operation: tf.Operation) -> bool:
+    return hasattr(operation, _BLENDED)
 
 
 def _mean_of_variance(operation: tf.Operation) -> tf.Operation | None:
@@ -164,7 +184,10 @@ def _mean_of_variance(operation: tf.Operation) -> tf.Operation | None:
 
 
 def _uses_of(
-    moments: Iterable[tf.Tensor], of_batch: Collection[tf.Operation], library: dict
+    moments: Iterable[tf.Tensor],
+    of_batch: Collection[tf.Operation],
+    library: dict,
+    without: Collection[tf.Operation] = (),
 ) -> _Uses:
     """Returns the uses of moments.
 
@@ -172,6 +195,7 @@ def _uses_of(
         moments: Tensors.
         of_batch: Operations that compute from a micro-batch.
         library: Definitions of functions by name.
+        without: Uses to leave out.
     """
     operations, tensors = {}, {tensor.ref() for tensor in moments}
     joining, waiting = {}, list(moments)  # operations that join others of the batch
@@ -179,6 +203,8 @@ def _uses_of(
         tensor = waiting.pop()
         for reader in tensor.consumers():
             others = {t.ref() for t in reader.inputs if _is_value(t, of_batch)}
+            if reader in without:
+                continue
             if others - tensors:
                 joining[reader] = tensor.op
             elif reader not in operations:

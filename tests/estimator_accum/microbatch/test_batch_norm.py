@@ -1,5 +1,6 @@
 """batch_norm="micro_batch": own statistics to normalize by, the batch's in averages."""
 
+import contextlib
 import importlib
 import itertools
 import logging
@@ -144,6 +145,26 @@ def test_a_model_of_keras_trains_as_micro_batches_by_hand():
         _by_hand(theirs, _IMAGES, _LABELS, 8)
     for one, other in zip(_values(ours), _values(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)  # a rate of float32
+
+
+def test_a_layer_that_asks_for_examples_has_the_same_statistics():
+    """As layers of Keras 2 do under a strategy, whose replicas may have none."""
+    trained = []
+    for strategy in None, tf.distribute.MirroredStrategy(["CPU:0"]):
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            keras = importlib.import_module("keras")
+            keras.utils.set_random_seed(1)
+            hidden = keras.layers.Dense(5, dtype="float64")
+            norm = keras.layers.BatchNormalization(dtype="float64")
+            out = keras.layers.Dense(3, dtype="float64")
+            model = keras.Sequential([hidden, norm, out])
+            model = microbatch(model, 3, batch_norm="micro_batch")
+            model.compile(keras.optimizers.SGD(_RATE), "mse")
+        data = tf.data.Dataset.from_tensors((_ROWS, _ROWS[:, :3]))
+        model.fit(data, epochs=2, verbose=0)
+        trained.append(model.get_weights())
+    for ours, theirs in zip(*trained, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7)
 
 
 def test_a_batch_without_memory_is_retried(monkeypatch):
@@ -464,6 +485,38 @@ def test_statistics_that_are_not_those_of_a_micro_batch_are_refused(make, senten
 
     with pytest.raises(ValueError, match=rf"{sentence}.*Use batch_norm='batch'"):
         microbatch_step(step, 4, batch_norm="micro_batch")(_ROWS)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_averages_that_are_written_after_the_gradient_are_refused(is_fused):
+    kernel, moving = tf.Variable(tf.ones([4, 3])), tf.Variable(tf.zeros(3))
+
+    def normalize(x):
+        if is_fused:
+            x, mean, _ = v1.nn.fused_batch_norm(
+                x[:, None, None],
+                *(tf.ones(3), tf.zeros(3), moving, tf.ones(3)),
+                exponential_avg_factor=0.1,
+            )
+            return x[:, 0, 0], mean
+        mean, variance = tf.nn.moments(x, [0])
+        x = (x - mean) / tf.sqrt(variance + 1e-3)
+        return x, 0.9 * moving + 0.1 * mean
+
+    def step(x, is_late):
+        with tf.GradientTape() as tape:
+            hidden, average = normalize(tf.cast(x, tf.float32) @ kernel)
+            loss = tf.reduce_mean(tf.tanh(hidden) ** 2)
+        if not is_late:
+            moving.assign(average)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        if is_late:
+            moving.assign(average)
+
+    step = microbatch_step(step, 4, batch_norm="micro_batch")
+    step(_ROWS, False)
+    with pytest.raises(ValueError, match="gets after the gradient is taken; write it"):
+        step(_ROWS, True)
 
 
 def _split_model(_, batch_norm):

@@ -128,6 +128,8 @@ def _boxes(x):
 
 # Name: (tensors of the parts, axis of the examples, rows for each example).
 _ROWS = {
+    "if there are examples": (
+        lambda x: x * tf.where(tf.shape(x)[0] > 0, 2.0, 3.0), 0, 1),
     "reduced": (lambda x: [tf.reduce_sum(x, 2), tf.reduce_max(x, [1, 2])], 0, 1),
     "reduced before": (lambda x: tf.reduce_mean(tf.transpose(x, [1, 0, 2]), 0), 0, 1),
     "reduced, kept": (lambda x: tf.reduce_min(x, 1, keepdims=True), 0, 1),
