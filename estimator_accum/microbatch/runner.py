@@ -8,9 +8,10 @@ A run that fails may have executed in part, so a run that may be retried contain
 operations that can be rolled back. After another error the next batch rolls them back.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +87,17 @@ class BatchRunner:
             for turn in replicas[0].passes
         }
         self._batches, self._looks = 0, [0] * len(replicas)  # of the spot checks
+
+    @contextlib.contextmanager
+    def undoing(self, session) -> Iterator[None]:
+        """Undoes the micro-batches of a batch that ends with an error."""
+        try:
+            yield
+        except BaseException:
+            if self.is_open:
+                session.run(self._roll_back)
+                self.is_open = False
+            raise
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Initializes, in a new session, the variables that are in no collection."""

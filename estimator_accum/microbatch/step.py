@@ -12,7 +12,6 @@ import functools
 import inspect
 import logging
 import threading
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -140,15 +139,10 @@ class Step:
         if instance is None:
             return self
         if instance not in self._methods:
-            function, reference = self._converted, weakref.ref(instance)
-
-            def step(*args, **kwargs):
-                return function(reference(), *args, **kwargs)
-
-            functools.update_wrapper(step, self._step, updated=())
-            method = inspect.signature(types.MethodType(self._step, instance))
-            step.__signature__ = method
-            self._methods[instance] = Step(step, self._count, self._batch_norm)
+            bound = self._whole.__get__(
+                instance, owner
+            )  # with what tf.function was given
+            self._methods[instance] = Step(bound, self._count, self._batch_norm)
         return self._methods[instance]
 
     def __call__(self, *args, **kwargs):
@@ -479,10 +473,11 @@ class _Trace:
         place, results, reported = f"step {number}", {}, {}
         for phase, runner in zip(self._phases, self._runners, strict=True):
             executor = Feeding(self._functions, inputs)
-            feeds, _ = runner.run(executor, place, [], [[] for _ in phase.replicas])
-            fetches = phase.results, phase.kept, phase.changes
-            fetched, kept, _ = executor.run(fetches, reported | feeds)
-            runner.is_open = False
+            with runner.undoing(executor):
+                feeds, _ = runner.run(executor, place, [], [[] for _ in phase.replicas])
+                fetches = phase.results, phase.kept, phase.changes
+                fetched, kept, _ = executor.run(fetches, reported | feeds)
+                runner.is_open = False
             results |= fetched
             inputs |= dict(zip(names_of(phase.kept), kept, strict=True))
             pairs = [pair for replica in phase.replicas for pair in replica.reported]

@@ -424,8 +424,9 @@ class _Trainer:
         return loss
 
     @functools.partial(microbatch_step, micro_batches=4)
-    @tf.function
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64)])
     def decorated(self, x):
+        assert x.shape[0] is None
         return self.step(x)
 
     def __call__(self, x):
@@ -447,6 +448,32 @@ def test_a_step_may_be_anything_that_can_be_called(make):
     make(other)(_X)
     step(_X), step(_X)
     assert (trainer.seen, other.seen) == ([1, 1], [1])
+
+
+def test_a_batch_that_fails_is_undone_at_once():
+    generator, is_failing = tf.random.Generator.from_seed(1), tf.Variable(True)
+    kernel, state = _weights(6, 3), generator.state.numpy()
+
+    def step(x):
+        noise = tf.cond(  # where each micro-batch moves the state
+            is_failing | True,
+            lambda: generator.normal(tf.shape(x), dtype=tf.float64),
+            lambda: x,
+        )
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(((x + noise) @ kernel) ** 2)
+        _descend(tape, loss, [kernel])
+        tf.debugging.Assert(~is_failing, ["failed"])
+
+    step = microbatch_step(step, 4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="failed"):
+        step(_X)
+    np.testing.assert_array_equal(generator.state, state)
+    generator.normal([7])  # by another user
+    is_failing.assign(False)
+    state = generator.state.numpy()
+    step(_X)
+    assert generator.state[0] > state[0]
 
 
 def test_a_step_without_autograph_has_none():
