@@ -85,10 +85,13 @@ class WholeBatch(Clock):
         other.stage, other.works = (shapes, []), Works(self.rows)
         return other
 
-    @property
-    def some_rows(self) -> tf.Tensor:
-        """Returns the number of examples, 1 of a replica without one, to divide by."""
-        return tf.maximum(self.rows, 1)
+    def divisor(self, number: tf.Tensor) -> tf.Tensor:
+        """Returns a number of examples, 1 in place of 0, to divide by.
+
+        It is 0 on a replica without examples. Only steps compute values from none.
+        """
+        is_step = number.graph.building_function
+        return tf.maximum(number, 1) if is_step else number
 
     @property
     def has_train_op(self) -> bool:

@@ -171,7 +171,9 @@ def keep_rows(
     kept, work = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if axis is not None:
-            span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.some_rows
+            span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.divisor(
+                batch.rows
+            )
             begin, end = batch.begin * span, (batch.begin + batch.size) * span
             kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
     return kept, work
@@ -242,7 +244,7 @@ def _write_rows(
     with tf.control_dependencies([begun]):
         # The first micro-batch decides: a row of another shape would be broadcast.
         first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
-        span = first[axis] // batch.some_rows
+        span = first[axis] // batch.divisor(batch.rows)
         expected = tf.concat([first[:axis], [batch.size * span], first[axis + 1 :]], 0)
         fits = tf.raw_ops.Assert(
             condition=tf.reduce_all(tf.equal(shape, expected)),

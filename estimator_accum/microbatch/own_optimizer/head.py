@@ -353,7 +353,7 @@ class Copies:
         if not all(symbol in sizes for size in dims for symbol in size.symbols):
             # The same in all micro-batches, but for the number of examples.
             shape, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
-            span = shape[axis] // tf.maximum(self._batch.size, 1)  # 0 of no examples
+            span = shape[axis] // self._batch.divisor(self._batch.size)
             rows = span * self._batch.rows
             return tf.concat([shape[:axis], [rows], shape[axis + 1 :]], 0)
 
