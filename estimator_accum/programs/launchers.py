@@ -9,6 +9,7 @@ they are refused, because each process would train alone, and all of them into o
 """
 
 import fnmatch
+import functools
 import json
 import os
 import pathlib
@@ -31,8 +32,10 @@ class Launcher(NamedTuple):
         name: Name of the launcher.
         sizes: Variables with a number of processes or nodes; of a pattern such as
             "VC_*_NUM", the numbers of all that match it are added.
-        ranks: Variables with this process's number, from 0.
-        lists: Variables that list hosts, or the addresses of each type, in JSON.
+        ranks: Variables with this process's number, from 0. Without one of `sizes` or
+            `lists`, number 0 is the first of several, too.
+        lists: Variables that list hosts, or the addresses of each type, in JSON or
+            between commas.
         read: Function of an environment that returns the cluster; None where the
             variables do not describe all tasks.
         only_with: Variable without which the others prove nothing, since they have
@@ -129,8 +132,10 @@ def _parsed(text: str):
 
 
 def _count_hosts(text: str) -> int:
-    """Returns the number of hosts that JSON lists; 0 if it lists none."""
+    """Returns the number of hosts in JSON, or between commas; 0 for another text."""
     value = _parsed(text)
+    if value is None and re.fullmatch(r"[\w.:-]+(,[\w.:-]+)*", text):
+        return 1 + text.count(",")
     if isinstance(value, dict):
         value = value.get("hosts") or value.get("cluster", value)
     lists = value.values() if isinstance(value, dict) else [value]
@@ -143,7 +148,11 @@ LAUNCHERS = (
         "SageMaker", lists=("SM_HOSTS", "SM_RESOURCE_CONFIG"), read=read_sagemaker
     ),
     Launcher(
-        "Slurm", ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_PROCID",), (), read_slurm
+        "Slurm",
+        ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_JOB_NUM_NODES"),
+        ("SLURM_PROCID",),
+        (),
+        read_slurm,
     ),
     Launcher(
         "Open MPI",
@@ -177,18 +186,30 @@ LAUNCHERS = (
         ),
     ),
     Launcher("MPICH or Intel MPI", ("PMI_SIZE", "MPI_LOCALNRANKS"), ("PMI_RANK",)),
-    Launcher("PMIx", (), ("PMIX_RANK",)),
+    # Other launchers start their processes by PMIx, and count them.
+    Launcher(
+        "PMIx",
+        ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "JSM_NAMESPACE_SIZE"),
+        ("PMIX_RANK",),
+    ),
     Launcher("MVAPICH", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_RANK",)),
     Launcher("jsrun", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_RANK",)),
     Launcher("Flux", ("FLUX_JOB_SIZE",), ("FLUX_TASK_RANK",)),
-    Launcher("Cray's aprun or PALS", (), ("ALPS_APP_PE", "PALS_RANKID")),
+    Launcher(
+        "Cray's aprun or PALS", ("PALS_SIZE", "PMI_SIZE"), ("ALPS_APP_PE", "PALS_RANKID")
+    ),
     # A job's own script is task 1.
     Launcher("pbsdsh", ("PBS_TASKNUM",), ("PBS_NODENUM", "PBS_VNODENUM")),
     Launcher("LSF's blaunch", ("LSF_PM_TASKID",)),
     Launcher("LSF's blaunch", ("LSB_DJOB_NUMPROC",), only_with="LSF_PM_TASKID"),
     Launcher("HTCondor", ("_CONDOR_NPROCS",), ("_CONDOR_PROCNO",)),
     Launcher("ModelArts", ("MA_NUM_HOSTS",)),
-    Launcher("Lightning", ("NUM_NODES",), ("NODE_RANK",), only_with="NODE_RANK"),
+    Launcher(  # Azure ML and others set the rank of the one node, too
+        "Lightning",
+        ("NUM_NODES", "WORLD_SIZE", "AZUREML_NODE_COUNT"),
+        ("NODE_RANK",),
+        only_with="NODE_RANK",
+    ),
     Launcher("MXNet's launcher", ("DMLC_NUM_WORKER",), ("DMLC_WORKER_ID",)),
     Launcher(
         "Paddle",
@@ -196,15 +217,25 @@ LAUNCHERS = (
         ("PADDLE_TRAINER_ID",),
     ),
     Launcher("SkyPilot", ("SKYPILOT_NUM_NODES",), ("SKYPILOT_NODE_RANK",)),
-    Launcher("Volcano", ("VC_*_NUM",), ("VC_TASK_INDEX", "VK_TASK_INDEX")),
+    Launcher(
+        "Volcano", ("VC_*_NUM", "MA_NUM_HOSTS"), ("VC_TASK_INDEX", "VK_TASK_INDEX")
+    ),
     Launcher("AWS Batch", ("AWS_BATCH_JOB_NUM_NODES",), ("AWS_BATCH_JOB_NODE_INDEX",)),
     Launcher("Azure ML", ("AZUREML_NODE_COUNT",)),
-    Launcher("a Kubernetes Job", (), ("JOB_COMPLETION_INDEX",)),
+    Launcher("NGC", ("NGC_ARRAY_SIZE",)),
+    Launcher("Metaflow", ("MF_PARALLEL_NUM_NODES",), ("MF_PARALLEL_NODE_INDEX",)),
+    Launcher("Volcengine", ("MLP_WORKER_NUM",)),
+    Launcher("DeepSpeed", ("CROSS_SIZE",), ("CROSS_RANK",)),
+    Launcher("Cloud TPU", lists=("TPU_WORKER_HOSTNAMES",)),
+    # Kubeflow Trainer's are indexed, of one node as well.
+    Launcher("a Kubernetes Job", ("PET_NNODES",), ("JOB_COMPLETION_INDEX",)),
 )
 
 
 def read_cluster(environment: Environment) -> Cluster:
-    """Returns the cluster that the environment describes; `TF_CONFIG` precedes all.
+    """Returns the cluster that the environment describes.
+
+    A `TF_CONFIG` with a cluster precedes all variables.
 
     Args:
         environment: Environment variables, such as `os.environ`.
@@ -214,8 +245,9 @@ def read_cluster(environment: Environment) -> Cluster:
             processes that it does not describe, or two launchers describe different
             clusters; the message names the field or the variable.
     """
-    if environment.get("TF_CONFIG"):
-        return tf_config.read_json(environment["TF_CONFIG"])
+    cluster = tf_config.read_json(environment.get("TF_CONFIG") or "{}")
+    if not cluster.is_alone:
+        return cluster
     clusters = {}
     for launcher in LAUNCHERS:
         cluster = launcher.read and launcher.read(environment)
@@ -261,23 +293,37 @@ def _check_known(environment: Environment, cluster: Cluster) -> None:
             continue  # a step may have fewer tasks than its job
         if launcher.only_with and not environment.get(launcher.only_with):
             continue
+        counts = [*launcher.sizes, *launcher.lists]
+        is_counted = any(_texts(environment, name) for name in counts)
         for names, least in (
             (launcher.sizes, _last_number),
-            (launcher.ranks, lambda text: _last_number(text) + 1),
+            (launcher.ranks, functools.partial(_least_of, is_counted)),
             (launcher.lists, _count_hosts),
         ):
             for name in names:
-                texts = [environment[key] for key in fnmatch.filter(environment, name)]
-                text = "+".join(texts)
+                texts = _texts(environment, name)
                 if sum(map(least, texts)) > cluster.num_tasks:
                     raise ValueError(
                         "A cluster must be described by `TF_CONFIG` or by a launcher "
                         "that names the addresses of all tasks. Received: "
-                        f"{name}={text[:80]} of {launcher.name}, whose processes would "
-                        "train alone, into one folder. Start them with srun or "
-                        "`estimator-accum launch`, set TF_CONFIG in each of them, or "
-                        f"unset {name} to train alone."
+                        f"{name}={'+'.join(texts)[:80]} of {launcher.name}, whose "
+                        "processes would train alone, into one folder. Start them with "
+                        "srun or `estimator-accum launch`, set TF_CONFIG in each of "
+                        f"them, or unset {name} to train alone."
                     )
+
+
+def _texts(environment: Environment, name: str) -> list[str]:
+    """Returns the values of the variables that match a name, without empty ones."""
+    names = fnmatch.filter(environment, name)
+    return [environment[key] for key in names if environment[key].strip()]
+
+
+def _least_of(is_counted: bool, rank: str) -> int:
+    """Returns the least number of processes of which one has a rank; 0 if it has none."""
+    if not re.fullmatch(r"\s*\d{1,9}\s*", rank):
+        return 0
+    return max(int(rank) + 1, 1 if is_counted else 2)
 
 
 def read_cluster_of(
@@ -307,7 +353,7 @@ def read_cluster_of(
         return cluster if may_evaluate or cluster.num_workers > 1 else Cluster()
     # Other launchers are not read here: their processes may be independent runs.
     if environment.get("TF_CONFIG"):
-        cluster = read_cluster(environment)
+        cluster = tf_config.read_json(environment["TF_CONFIG"])
         _check_servers(cluster, strategy)
         if cluster.num_workers > 1 or cluster.is_evaluator:
             raise ValueError(
@@ -343,7 +389,8 @@ def set_tf_config() -> Cluster:
 
     It reads `TF_CONFIG` itself, and the variables of Vertex AI, SageMaker, Slurm, and, on
     one machine, of `torchrun`, `mpirun` of Open MPI and `horovodrun`. Without any of
-    them this process is alone, and `TF_CONFIG` stays unset.
+    them this process is alone, and `TF_CONFIG` stays as it is. A `TF_CONFIG` without a
+    cluster gets that of the launcher.
 
     The other keys of `TF_CONFIG`, such as `model_dir` and those of its task, stay.
 
@@ -356,10 +403,12 @@ def set_tf_config() -> Cluster:
             the variable.
     """
     cluster = read_cluster(os.environ)
-    before = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    text = os.environ.get("TF_CONFIG")
     enter(cluster)
-    if before:
-        config = json.loads(os.environ["TF_CONFIG"])
-        config["task"] = before["task"] | config["task"]
+    if text and cluster.is_alone:
+        os.environ["TF_CONFIG"] = text  # with keys that RunConfig reads
+    elif text:
+        before, config = json.loads(text), json.loads(os.environ["TF_CONFIG"])
+        config["task"] = before.get("task", {}) | config["task"]
         os.environ["TF_CONFIG"] = json.dumps(before | config)
     return cluster

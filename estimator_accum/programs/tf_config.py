@@ -53,7 +53,7 @@ CLUSTER_SPEC = Notation(
 
 
 def read_json(text: str, notation: Notation = TF_CONFIG) -> Cluster:
-    """Returns the cluster that the text describes.
+    """Returns the cluster that the text describes; without a cluster, a process alone.
 
     Raises:
         ValueError: If it describes a cluster that cannot train; the message names the
@@ -72,6 +72,8 @@ def read_json(text: str, notation: Notation = TF_CONFIG) -> Cluster:
             "a list of this task's connections",
             "Leave enableDynamicWorker out of the job",
         )
+    if config.get("cluster", {}) == {} and _is_first(config.get("task", {}), notation):
+        return Cluster()
     jobs = _checked_jobs(config.get("cluster"), notation)
     task_type, task_index = _checked_task(config.get("task"), jobs, notation)
     addresses = {notation.types[job]: listed for job, listed in jobs.items()}
@@ -83,6 +85,14 @@ def read_json(text: str, notation: Notation = TF_CONFIG) -> Cluster:
         task_index,
         tuple(addresses.get("ps", ())),
     )
+
+
+def _is_first(task, notation: Notation) -> bool:
+    """Returns whether a task is the first worker, which RunConfig has without a cluster."""
+    if not isinstance(task, dict):
+        return False
+    task_type = notation.types.get(task.get("type", "worker"))
+    return task_type == "worker" and task.get("index", 0) == 0
 
 
 def _checked_jobs(jobs, notation: Notation) -> dict[str, list[str]]:

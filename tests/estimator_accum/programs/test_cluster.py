@@ -8,7 +8,7 @@ import pytest
 from estimator_accum import set_tf_config
 from estimator_accum.programs import launchers
 from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.launchers import read_cluster
+from estimator_accum.programs.launchers import read_cluster, read_cluster_of
 from tests.helpers.models.launcher_environments import ALONE, RECORDED
 
 pytestmark = pytest.mark.once
@@ -68,7 +68,14 @@ def test_evaluator_trains_nothing_and_is_in_its_own_cluster_alone():
         ),
         ("[]", r"`TF_CONFIG` must be an object .*Received: \[\]\."),
         ('{"task": 1, "task": 2}', r'an object has the key "task" twice\)\. Correct'),
-        ("{}", r'`TF_CONFIG\["cluster"\]` must be an object .*Received: none\.'),
+        (
+            '{"cluster": null}',
+            r'`TF_CONFIG\["cluster"\]` must be an object .*Received: none\.',
+        ),
+        (
+            '{"task": {"type": "worker", "index": 1}}',
+            r'`TF_CONFIG\["cluster"\]` must be an object .*Received: none\.',
+        ),
     ],
 )
 def test_text_that_is_no_configuration_is_refused(text, sentence):
@@ -254,6 +261,28 @@ def test_tf_config_keeps_its_other_keys(monkeypatch):
     assert json.loads(os.environ["TF_CONFIG"]) == before
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_dir": "/run"},
+        {"cluster": {}, "model_dir": "/run"},
+        {"environment": "cloud", "task": {"type": "worker", "index": 0, "trial": "7"}},
+    ],
+)
+def test_tf_config_without_a_cluster_stays_and_gets_the_launchers(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert set_tf_config().is_alone
+    assert json.loads(os.environ["TF_CONFIG"]) == config
+    assert read_cluster_of("none", {**os.environ, "SLURM_NTASKS": "4"}).is_alone
+    for name, value in {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "b"}.items():
+        monkeypatch.setenv(name, value)
+    assert set_tf_config().rank == 1
+    assert json.loads(os.environ["TF_CONFIG"]) == config | {
+        "cluster": {"worker": ["a:2222", "b:2222"]},
+        "task": config.get("task", {}) | {"type": "worker", "index": 1},
+    }
+
+
 def test_sagemakers_file_lists_the_hosts_where_no_variable_does(monkeypatch, tmp_path):
     file = tmp_path / "resourceconfig.json"
     monkeypatch.setattr(launchers, "_SAGEMAKER_FILE", file)
@@ -271,31 +300,38 @@ def test_sagemakers_file_lists_the_hosts_where_no_variable_does(monkeypatch, tmp
     "name, value, alone",
     [
         ("OMPI_COMM_WORLD_SIZE", "2", "1"),
-        ("OMPI_COMM_WORLD_RANK", "1", "0"),
+        ("OMPI_COMM_WORLD_RANK", "0", ""),
         ("PMI_SIZE", "2", "1"),
         ("MPI_LOCALNRANKS", "2", "1"),
-        ("PMIX_RANK", "1", "0"),
-        ("JOB_COMPLETION_INDEX", "1", "0"),
+        ("PMIX_RANK", "0", ""),
+        ("JOB_COMPLETION_INDEX", "0", ""),
         ("MV2_COMM_WORLD_SIZE", "2", "1"),
         ("JSM_NAMESPACE_SIZE", "2", "1"),
         ("WORLD_SIZE", "2", "1"),
         ("LOCAL_WORLD_SIZE", "2", ""),
         ("RANK", "3", "none"),
         ("PET_NNODES", "1:2", "1:1"),
-        ("PET_NODE_RANK", "1", "0"),
+        ("PET_NODE_RANK", "0", ""),
         ("HOROVOD_SIZE", "2", "1"),
         ("SLURM_NTASKS", "4", "1"),
-        ("SLURM_PROCID", "1", "0"),
+        ("SLURM_PROCID", "0", ""),
         ("FLUX_JOB_SIZE", "2", "1"),
-        ("ALPS_APP_PE", "1", "0"),
-        ("PALS_RANKID", "1", "0"),
-        ("PBS_NODENUM", "1", "0"),
+        ("ALPS_APP_PE", "0", ""),
+        ("PALS_RANKID", "0", ""),
+        ("PBS_NODENUM", "0", ""),
         ("DMLC_NUM_WORKER", "2", "1"),
         ("PADDLE_TRAINERS_NUM", "2", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),
-        ("VC_TASK_INDEX", "1", "0"),
+        ("VC_TASK_INDEX", "0", ""),
         ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
         ("AZUREML_NODE_COUNT", "2", "1"),
+        ("PALS_SIZE", "8", "1"),
+        ("SLURM_JOB_NUM_NODES", "4", "1"),
+        ("NGC_ARRAY_SIZE", "2", "1"),
+        ("MF_PARALLEL_NUM_NODES", "2", "1"),
+        ("MLP_WORKER_NUM", "2", "1"),
+        ("CROSS_SIZE", "2", "1"),
+        ("TPU_WORKER_HOSTNAMES", "a.b,c.d", "localhost"),
         ("SM_HOSTS", '["algo-1", "algo-2"]', '["algo-1"]'),
         (
             "SM_RESOURCE_CONFIG",
@@ -314,6 +350,15 @@ def test_process_of_another_launcher_is_refused_unless_it_is_alone(name, value, 
     assert read_cluster({name: alone}).is_alone
     config = {"cluster": _CLUSTER, "task": {"type": "chief", "index": 0}}
     assert read_cluster({name: value, "TF_CONFIG": json.dumps(config)}).num_workers == 3
+
+
+@pytest.mark.parametrize("launcher", launchers.LAUNCHERS, ids=lambda row: row.name)
+def test_number_0_of_unknown_many_is_refused_unless_a_variable_counts_one(launcher):
+    for rank in launcher.ranks:
+        with pytest.raises(ValueError, match=rf"Received: {rank}=0 of "):
+            read_cluster({rank: "0"})
+        for size in launcher.sizes:
+            assert read_cluster({rank: "0", size.replace("*", "WORKER"): "1"}).is_alone
 
 
 def test_launchers_variables_in_a_slurm_step_may_name_its_tasks_and_no_more():

@@ -185,6 +185,9 @@ def test_one_process_has_no_watch_and_an_end_of_a_start_before_is_removed(
 ):
     assert _train_as(0, tmp_path, monkeypatch, in_cluster=False)._watchdog is None
     assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("TF_CONFIG", '{"model_dir": "/run"}')
+    WatchdogHook(tmp_path, 60).begin()
+    assert not list(tmp_path.iterdir())
     _train_as(0, tmp_path, monkeypatch)
     end = tmp_path / ".end_of_worker_0"
     assert end.read_text() == "3"
