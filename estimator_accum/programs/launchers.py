@@ -196,7 +196,9 @@ LAUNCHERS = (
     Launcher("jsrun", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_RANK",)),
     Launcher("Flux", ("FLUX_JOB_SIZE",), ("FLUX_TASK_RANK",)),
     Launcher(
-        "Cray's aprun or PALS", ("PALS_SIZE", "PMI_SIZE"), ("ALPS_APP_PE", "PALS_RANKID")
+        "Cray's aprun or PALS",
+        ("PALS_SIZE", "PMI_SIZE"),
+        ("ALPS_APP_PE", "PALS_RANKID"),
     ),
     # A job's own script is task 1.
     Launcher("pbsdsh", ("PBS_TASKNUM",), ("PBS_NODENUM", "PBS_VNODENUM")),
