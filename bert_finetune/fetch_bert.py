@@ -171,7 +171,8 @@ def _check_hub(model: str, archive: list[pathlib.Path]) -> None:
 def _fetch_from_hub(model: str, destination: pathlib.Path) -> None:
     """Converts an encoder of Hugging Face's hub to a checkpoint."""
     from bert_finetune import hub
-    from bert_finetune.hf_import import import_checkpoint, read_config
+    from bert_finetune.hf_config import read_config
+    from bert_finetune.hf_import import import_checkpoint
 
     print(f"{model}: {hub.endpoint()}/{model}, where its licence is")
     same = model.removeprefix("google/bert_")

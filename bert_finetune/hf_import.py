@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import json
 import pathlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from bert_finetune.bert_config import BertConfig, read_json_object
+from bert_finetune.bert_config import BertConfig
 from bert_finetune.download import staging_folder
+from bert_finetune.hf_config import read_config
 from bert_finetune.hf_names import (
     CONFIG,
     PREFIX,
     TENSORS,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     VOCABULARY,
     hugging_face_names,
     is_transposed,
@@ -80,11 +79,6 @@ class ImportSummary(NamedTuple):
                 f"A word of {file.max_word_characters + 1} to {MAX_WORD_CHARACTERS} "
                 "characters is split as in google-research/bert; in Hugging Face it is "
                 "[UNK]."
-            )
-        if self.options.unknown:
-            sentences.append(
-                f"These options in {TOKENIZER_CONFIG} are not used, and may change its "
-                f"tokens: {', '.join(self.options.unknown)}."
             )
         return sentences
 
@@ -158,27 +152,6 @@ def _check_empty(folder: pathlib.Path) -> None:
             "`--output_dir` must be a new or an empty folder. Received: "
             f"{folder}, which holds something. Remove it or name another one."
         )
-
-
-def read_config(path: pathlib.Path) -> BertConfig:
-    """Returns the sizes in a `config.json`; raises ValueError if it is of no BERT."""
-    content = read_json_object(str(path))
-    # Folders of 2019 leave out model_type: then the class must be BERT's, if named.
-    its_class = str(content.get("architectures") or "Bert")
-    old_type = "bert" if re.match(r"\W*Bert", its_class) else None
-    for key, only, default in (
-        ("model_type", "bert", old_type),
-        ("position_embedding_type", "absolute", "absolute"),
-        ("is_decoder", False, False),
-    ):
-        value = content.get(key, default)
-        if value != only:
-            raise ValueError(
-                f"`{key}` in {path} must be {only!r}. Received: {value!r}. Another "
-                "architecture than BERT's has no place in a BERT checkpoint: use a "
-                "BERT, such as bert-base-uncased."
-            )
-    return BertConfig.from_json_file(str(path))
 
 
 def _read_vocabulary(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from bert_finetune.bert_config import read_json_object
 from bert_finetune.hf_names import (
     ADDED_TOKENS,
+    CONFIG,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -14,6 +15,7 @@ from bert_finetune.hf_names import (
 from bert_finetune.hf_tokenizer_json import (
     SPECIAL,
     TokenizerFile,
+    check_names,
     check_option,
     must_be_special,
 )
@@ -38,20 +40,33 @@ ONLY = {
     "eos_token": ("[SEP]",),
     "additional_special_tokens": ([],),
     "extra_special_tokens": ({}, []),
+    # DistilBERT's has other `model_input_names`.
     "tokenizer_class": tuple(
         f"{name}Tokenizer{kind}"
-        for name in ("Bert", "DistilBert", "Electra")
+        for name in ("Bert", "Electra")
         for kind in ("", "Fast")
     ),
+    # In the order of their names: without the second part's segment 1, for example, a
+    # pair of texts would be one text.
+    "model_input_names": (["attention_mask", "input_ids", "token_type_ids"],),
+    "padding_side": ("right",),
+    "truncation_side": ("right",),
+    "auto_map": ({},),  # code of the folder in place of BERT's
 }
 
 # Names, defaults of calls, decoding: no token of a text depends on them.
 MEANINGLESS = {
     *("name_or_path", "_name_or_path", "special_tokens_map_file", "tokenizer_file"),
-    *("vocab_file", "init_inputs", "model_input_names", "processor_class", "use_fast"),
+    *(
+        "vocab_file",
+        "init_inputs",
+        "processor_class",
+        "use_fast",
+        "split_special_tokens",
+    ),
     *("clean_up_tokenization_spaces", "clean_text", "from_slow", "backend", "is_local"),
-    *("padding", "padding_side", "pad_to_multiple_of", "pad_token_type_id"),
-    *("truncation", "truncation_side", "truncation_strategy", "stride"),
+    *("padding", "pad_to_multiple_of", "pad_token_type_id"),
+    *("truncation", "truncation_strategy", "stride", "verbose"),
     *("max_length", "chat_template", "device_map", "transformers_version"),
 }
 # Classes that read everything from tokenizer.json.
@@ -63,13 +78,12 @@ class TokenizerOptions(NamedTuple):
 
     is_lower_case: bool | None  # None if the folder does not say
     model_max_length: int | None
-    unknown: list[str]
 
 
 def read_tokenizer_options(
     folder: pathlib.Path, file: TokenizerFile | None = None
 ) -> TokenizerOptions:
-    """Returns the options; refuses those that would make other tokens.
+    """Returns the options; refuses unknown ones, and those that make other tokens.
 
     Args:
         folder: Folder of the model.
@@ -94,9 +108,15 @@ def read_tokenizer_options(
         only["tokenizer_class"] += _GENERIC
     only["strip_accents"] = (is_lower_case is not False,)
     tokens = _read(folder / SPECIAL_TOKENS)
-    for source, options in ((path, content), (folder / SPECIAL_TOKENS, tokens)):
+    sources = [(path, content), (folder / SPECIAL_TOKENS, tokens)]
+    if content.get("tokenizer_class") is None:
+        its_class = _read(folder / CONFIG).get("tokenizer_class")
+        sources.append((folder / CONFIG, {"tokenizer_class": its_class}))
+    for source, options in sources:
         for name, allowed in only.items():
             value = _text_of(options.get(name))
+            if name == "model_input_names" and isinstance(value, list):
+                value = sorted(value, key=str)
             if value is not None:
                 check_option(source, name, value, allowed)
     decoder = content.get("added_tokens_decoder") or {}
@@ -112,8 +132,13 @@ def read_tokenizer_options(
     most = content.get("model_max_length", content.get("max_len"))
     is_number = isinstance(most, int) and not isinstance(most, bool) and most > 0
     names = USED | ONLY.keys() | MEANINGLESS | {"added_tokens_decoder"}
-    unknown = sorted((content.keys() | tokens.keys()) - names)
-    return TokenizerOptions(is_lower_case, most if is_number else None, unknown)
+    for source, options in sources:
+        check_names(source, "", _without_none(options), names)
+    return TokenizerOptions(is_lower_case, most if is_number else None)
+
+
+def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

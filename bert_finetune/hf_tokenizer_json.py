@@ -29,7 +29,7 @@ ONLY = {
     },
 }
 USED = {"normalizer": {"strip_accents"}, "model": {"vocab"}}
-# Defaults of calls, and decoding: no token of a text depends on them.
+# Defaults of calls but for their direction, and decoding: no token depends on them.
 MEANINGLESS = {"version", "truncation", "padding", "decoder"}
 # Only this project writes special tokens; in a text they are ordinary words. How they
 # are found in a text means nothing, therefore.
@@ -64,11 +64,15 @@ def read_tokenizer_file(path: pathlib.Path, vocab_size: int) -> TokenizerFile | 
     content = read_json_object(str(path))
     parts = {name: _part(path, content, name) for name in ONLY}
     names = {*ONLY, *MEANINGLESS, "added_tokens", "post_processor"}
-    _check_names(path, "", content, names)
+    check_names(path, "", content, names)
     is_lower_case = parts["normalizer"]["lowercase"]
     accents = parts["normalizer"].get("strip_accents")
     check_option(path, "normalizer.strip_accents", accents, (is_lower_case, None))
     ids = _ids(path, content, parts["model"].get("vocab"), vocab_size)
+    for name in ("padding", "truncation"):
+        if isinstance(content.get(name), Mapping):
+            side = content[name].get("direction")
+            check_option(path, f"{name}.direction", side, ("Right", None))
     _check_post_processor(path, content.get("post_processor"), ids)
     tokens = [""] * (max(ids.values()) + 1)
     for token, number in ids.items():
@@ -82,10 +86,14 @@ def matched(token: str) -> str:
     return "" if any(character.isspace() for character in token) else token
 
 
+def is_allowed(value: Any, allowed: tuple) -> bool:
+    """Returns whether an option has one of the values, and its type: 1 is not True."""
+    return any(value == other and type(value) is type(other) for other in allowed)
+
+
 def check_option(path: pathlib.Path, name: str, value: Any, allowed: tuple) -> None:
     """Raises ValueError unless the value of an option is one of those allowed."""
-    # 1 == True, but they are not the same option.
-    if any(value == other and type(value) is type(other) for other in allowed):
+    if is_allowed(value, allowed):
         return
     raise ValueError(
         f"`{name}` in {path} must be {' or '.join(map(repr, allowed))}. Received: "
@@ -100,18 +108,20 @@ def _part(path: pathlib.Path, content: Mapping[str, Any], name: str) -> Mapping:
         check_option(path, f"{name}.type", None, ONLY[name]["type"][:1])
     for option, allowed in ONLY[name].items():
         check_option(path, f"{name}.{option}", part.get(option), allowed)
-    _check_names(path, f"{name}.", part, ONLY[name].keys() | USED.get(name, set()))
+    check_names(path, f"{name}.", part, ONLY[name].keys() | USED.get(name, set()))
     return part
 
 
-def _check_names(
+def check_names(
     path: pathlib.Path, prefix: str, content: Mapping[str, Any], names: set[str]
 ) -> None:
+    """Raises ValueError if the name of an option is unknown."""
     for name in sorted(content.keys() - names):
         raise ValueError(
             f"Each option in {path} must be a known one. Received: `{prefix}{name}`, "
             "which may split texts otherwise than when the model was trained. Use a "
-            "BERT with the tokenizer of google-research/bert."
+            "BERT with the tokenizer of google-research/bert, or remove the option if "
+            "tokens do not depend on it."
         )
 
 
@@ -125,7 +135,7 @@ def _ids(
         text = token.get("content") if isinstance(token, Mapping) else None
         if text not in SPECIAL:
             raise ValueError(must_be_special(f"`added_tokens` in {path}", token))
-        _check_names(path, "added_tokens.", token, ADDED_TOKEN)
+        check_names(path, "added_tokens.", token, ADDED_TOKEN)
         if ids.setdefault(text, token.get("id")) != token.get("id"):
             raise ValueError(
                 f"{text} in {path} must have one id. Received: {ids[text]} in "

@@ -242,6 +242,16 @@ def test_files_beside_it_may_not_contradict_it(tmp_path, name, options, sentence
         read_tokenizer_options(tmp_path, file)
 
 
+@pytest.mark.parametrize("part", ["padding", "truncation"])
+def test_texts_are_padded_and_truncated_on_the_right(tmp_path, part):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(_content(**{part: {"direction": "Right"}})))
+    read_tokenizer_file(path, 40)
+    path.write_text(json.dumps(_content(**{part: {"direction": "Left"}})))
+    with pytest.raises(ValueError, match=f"`{part}.direction` in .*Received: 'Left'"):
+        read_tokenizer_file(path, 40)
+
+
 def test_classes_without_options_take_those_of_the_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(_WORDS, lowercase=False))
     file = read_tokenizer_file(tmp_path / "tokenizer.json", 40)

@@ -1,5 +1,6 @@
 """Importing Hugging Face's BERT folders."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import checkpoint, hf_tokenizer, import_hf_checkpoint
+from bert_finetune import checkpoint, hf_config, hf_tokenizer, import_hf_checkpoint
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
 from tests.helpers.models import hugging_face_folder
@@ -245,6 +246,16 @@ def test_a_bert_need_not_say_that_it_is_one(tmp_path, import_folder, refused):
         ({"intermediate_size": 33}, r"have the shape \[33, 24\] .*\[32, 24\], F32"),
         ({"num_hidden_layers": 3}, r"hold the tensor encoder\.layer\.2\.attention"),
         ({"num_hidden_layers": 1}, r"ived: 16 more tensors, such as encoder\.layer"),
+        (
+            {"pruned_heads": {"0": [1]}},
+            "`pruned_heads` in .* must be {}. Received: {'0",
+        ),
+        ({"auto_map": {"AutoModel": "x.X"}}, "`auto_map` in .* must be {}. Received: "),
+        (
+            {"scale_embeddings": True},
+            "config.json must .* Received: `scale_embeddings`",
+        ),
+        ({"tokenizer_class": "XTokenizer"}, "`tokenizer_class` in .*config.json must"),
     ],
 )
 def test_config_that_does_not_fit_is_refused(changes, sentence, tmp_path, refused):
@@ -294,6 +305,12 @@ def test_vocabulary_may_be_in_tokenizer_json(tmp_path, import_folder):
         ({"additional_special_tokens": ["<e>"]}, r"must be \[\]. Received: \['<e>'\]"),
         ({"added_tokens_decoder": {"9": {"content": "<e>"}}}, "Received: '<e>'"),
         ({"added_tokens_decoder": [1]}, r"must be {}. Received: \[1\]"),
+        ({"truncation_side": "left"}, "`truncation_side` in .*: 'left'"),
+        ({"padding_side": "left"}, "`padding_side` in .*: 'left'"),
+        ({"model_input_names": ["input_ids"]}, "`model_input_names` in .*input_ids"),
+        ({"tokenizer_class": "DistilBertTokenizer"}, "`tokenizer_class` in .*'Distil"),
+        ({"auto_map": {"AutoTokenizer": ["x", None]}}, "`auto_map` in .* be {}"),
+        ({"do_word_tokenize": False}, "known one. Received: `do_word_tokenize`"),
     ],
 )
 def test_options_that_make_other_tokens_are_refused(
@@ -305,26 +322,37 @@ def test_options_that_make_other_tokens_are_refused(
 
 
 @pytest.mark.once
-def test_options_are_used_or_mean_nothing_or_are_named(tmp_path):
+def test_options_are_used_or_mean_nothing_or_are_refused(tmp_path):
     def read(**options):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
         return hf_tokenizer.read_tokenizer_options(tmp_path)
 
-    assert hf_tokenizer.read_tokenizer_options(tmp_path) == (None, None, [])
+    assert hf_tokenizer.read_tokenizer_options(tmp_path) == (None, None)
     same = {name: values[0] for name, values in hf_tokenizer.ONLY.items()}
-    nothing = dict.fromkeys(hf_tokenizer.MEANINGLESS, 1)
+    nothing = dict.fromkeys(hf_tokenizer.MEANINGLESS, 1) | {"new_option": None}
     added = {"0": {"content": "[PAD]", "special": True}}
     options = same | nothing | {"do_lower_case": False, "strip_accents": False}
     options |= {"added_tokens_decoder": added, "model_max_length": 128}
-    assert read(**options) == (False, 128, [])
-    assert read(**options | {"new_option": 1}).unknown == ["new_option"]
+    options |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    (tmp_path / "config.json").write_text('{"tokenizer_class": "XTokenizer"}')
+    assert read(**options) == (False, 128)
+    with pytest.raises(ValueError, match="Received: `new_option`, which may split"):
+        read(**options | {"new_option": 1})
 
 
 @pytest.mark.once
-def test_unused_options_and_shorter_texts_are_said(tmp_path, import_folder):
+def test_keys_of_a_config_that_mean_nothing_for_the_encoder_are_accepted(tmp_path):
+    content = dict.fromkeys(hf_config.MEANINGLESS, 1) | {"new_key": None}
+    content |= {key: values[0] for key, values in hf_config.ONLY.items()}
+    (tmp_path / "config.json").write_text(json.dumps(content | CONFIG))
+    read = hf_config.read_config(tmp_path / "config.json")
+    assert dataclasses.asdict(read).items() <= CONFIG.items()
+
+
+@pytest.mark.once
+def test_shorter_texts_are_said(tmp_path, import_folder):
     source = write_folder(tmp_path / "theirs")
-    options = {"model_max_length": 12, "new_option": 1, "cls_token": "[CLS]"}
+    options = {"model_max_length": 12, "cls_token": "[CLS]"}
     (source / "tokenizer_config.json").write_text(json.dumps(options))
     said = import_folder(source)
     assert "fine-tune it with --max_seq_length=12 or less." in said
-    assert "are not used, and may change its tokens: new_option." in said
