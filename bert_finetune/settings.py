@@ -174,6 +174,7 @@ class Settings(RunSettings):
         "Micro-steps from one checkpoint to the next; with a --strategy rounded up to "
         "whole updates (not with --tokens_per_micro_batch); with --micro_batch_size=auto "
         "updates.",
+        is_collective=True,
     )
     recompute: str = flag(
         NONE,

@@ -45,6 +45,7 @@ class Settings(RunSettings):
     save_checkpoints_updates: int = flag(
         50,
         "Updates between checkpoints; a cluster that loses a task repeats no more of them.",
+        is_collective=True,
     )
     log_examples: bool = flag(
         False,

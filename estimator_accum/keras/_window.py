@@ -63,8 +63,8 @@ class Variables(tf.Module):
         self.window_loss = create_shared_scalar("accumulation/window_loss", dtype)
         self.micro_steps = create_shared_scalar("accumulation/micro_steps")
         # Number of the set of variables that the open window has gradients of, and the
-        # largest and smallest number of examples that counted as one micro-batch; they
-        # are in no checkpoint, and so not tracked.
+        # largest and smallest number of examples that counted as one micro-batch of it;
+        # they are in no checkpoint, and so not tracked.
         names = ("owner", "most", "least") if _is_eager() else ()
         scalars = {name: create_shared_scalar(f"accumulation/{name}") for name in names}
         for name in ("owner", "most", "least"):
@@ -215,14 +215,15 @@ def _finish(
 ) -> tf.Tensor:
     """Closes the window at a boundary, in cross-replica context."""
     counted = strategy.experimental_local_results(counted)
-    is_boundary, _ = plan.clock.count(
+    is_boundary, micro_steps = plan.clock.count(
         plan.state.micro_steps, counted, first_of(strategy, steps)
     )
     with tf.control_dependencies(counted):  # a failed step owns nothing
         owned = []
         if variables.owner is not None and variables.trained is not None:
             owned = [set_to(variables.owner, _owner_of(variables))]
-            owned += _note(variables, strategy.experimental_local_results(examples))
+            sizes = strategy.experimental_local_results(examples)
+            owned += _note(variables, sizes, micro_steps <= 1)
 
     def apply_mean(mean, loss) -> list:
         del loss
@@ -243,11 +244,17 @@ def _finish(
     )
 
 
-def _note(variables: Variables, examples: tuple) -> list[tf.Tensor]:
-    """Takes down the number of examples that count as one micro-batch, if it is known."""
+def _note(variables: Variables, examples: tuple, is_first: tf.Tensor) -> list:
+    """Takes down the number of examples that count as one micro-batch, if it is known.
+
+    A window that has mixed two numbers is kept until the warning; two windows may have
+    a number each.
+    """
     total = tf.add_n(examples)
     is_known = tf.reduce_all(tf.stack(examples) > 0)
     most, least = variables.most.read_value(), variables.least.read_value()
+    is_new = tf.logical_and(is_first, tf.equal(least, most))
+    most, least = (tf.where(is_new, tf.zeros_like(n), n) for n in (most, least))
     smaller = tf.where(tf.equal(least, 0), total, tf.minimum(least, total))
     return [
         set_to(variables.most, tf.where(is_known, tf.maximum(most, total), most)),

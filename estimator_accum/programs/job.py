@@ -224,6 +224,8 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             "replicas": batches.num_replicas,
             "micro_batch_size": batches.largest_share,
             "gradient_accumulation_steps": batches.gradient_accumulation_steps,
+            # All tasks take part in each save.
+            **job.settings.collective(),
         }
         self._steps = {_FIRST_STEP: first_global_step, "max_steps": last_global_step}
 

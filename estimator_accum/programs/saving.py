@@ -104,7 +104,10 @@ class _SaverHook(tf.compat.v1.train.CheckpointSaverHook):
 
 
 class _FirstCheckpointListener(tf.compat.v1.train.CheckpointSaverListener):
-    """Removes the checkpoint of update 0 when a later one has been written."""
+    """Removes the checkpoint of update 0 when two later ones have been written.
+
+    After the first of them, an evaluator may still be reading it.
+    """
 
     def __init__(self, model_dir: str):
         self._path = os.path.join(model_dir, "model.ckpt-0")
@@ -114,7 +117,7 @@ class _FirstCheckpointListener(tf.compat.v1.train.CheckpointSaverListener):
         """Has the saver forget it, so that the file `checkpoint` will not name it."""
         saver, *_ = session.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)
         paths = saver.last_checkpoints
-        self._is_replaced = global_step_value > 0 and self._path in paths
+        self._is_replaced = len(paths) > 1 and self._path in paths
         if self._is_replaced:
             saver.recover_last_checkpoints([p for p in paths if p != self._path])
 

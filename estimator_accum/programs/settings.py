@@ -51,6 +51,7 @@ def flag(
     *,
     group: str | None = None,
     decides: bool = False,
+    is_collective: bool = False,
     is_path: bool = False,
 ) -> Any:
     """Returns a field of a settings class, which is the flag of its name.
@@ -63,12 +64,14 @@ def flag(
         group: Group in --help; that in `SHARED_FLAGS`, or `TRAINING`, if None. A flag
             that is required is in `REQUIRED`.
         decides: Whether the weights depend on it.
+        is_collective: Whether all tasks of a cluster must agree on it, and a resumed run
+            may change it.
         is_path: Whether it names a file or folder, which `run_settings.json` has as an
             absolute path.
     """
     parser = parser or (Place() if is_path else None)
     facts = {"what": what, "parser": parser, "group": group}
-    facts |= {"decides": decides, "is_path": is_path}
+    facts |= {"decides": decides, "is_collective": is_collective, "is_path": is_path}
     metadata = {name: value for name, value in facts.items() if value}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -196,6 +199,14 @@ class RunSettings:
             n: getattr(self, n) for n, s in specs_of(self).items() if "decides" in s
         }
         return self._with_whole_paths(values)
+
+    def collective(self) -> dict[str, Any]:
+        """Returns the flags on which all tasks of a cluster must agree at a start."""
+        return {
+            name: getattr(self, name)
+            for name, spec in specs_of(self).items()
+            if "is_collective" in spec
+        }
 
     def description(self, batches: Batches, checksum: str) -> dict[str, Any]:
         """Returns the content of `run_settings.json`.

@@ -183,6 +183,15 @@ def test_a_short_batch_of_fit_is_warned_of(kind, examples, weight, is_warned, ca
     assert caplog.text.count(sentence) == is_warned
 
 
+def test_windows_may_have_micro_batches_of_different_sizes(kind, caplog):
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
+    model, sentence = kind.dense_model(), "micro-batches of 4 to 8 examples counted"
+    for examples, batch_size, is_warned in [(16, 8, 0), (8, 4, 0), (20, 8, 1)]:
+        callbacks = [AccumulationCallback("apply")]
+        fit(model, optimizer, dense_data(examples), batch_size, 2, callbacks=callbacks)
+        assert caplog.text.count(sentence) == is_warned
+
+
 def test_weight_may_be_zero_for_one_micro_batch(kind):
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)

@@ -42,6 +42,10 @@ def _hook(job: Job, step=0, left=12) -> SameRunHook:
             {"gradient_accumulation_steps": 4},
             r"cluster\.micro_batch_size=100, not 25\.",
         ),
+        (
+            {"save_checkpoints_updates": 9},
+            r"cluster\.save_checkpoints_updates=50, not 9\. ",
+        ),
         ({"effective_batch_size": 100}, r"--effective_batch_size=200, not 100\. "),
     ],
 )

@@ -9,7 +9,7 @@ from tensorflow.python.training.saving import saveable_object
 
 from estimator_accum import make_accumulating_train_op, make_accumulation_hooks
 from estimator_accum.programs.job import make_estimator
-from estimator_accum.programs.saving import make_saver_hooks
+from estimator_accum.programs.saving import _FirstCheckpointListener, make_saver_hooks
 
 v1 = tf.compat.v1
 
@@ -55,13 +55,28 @@ def test_all_micro_steps_fetch_the_same(fetched):
 
 
 @pytest.mark.usefixtures("fetched")
-def test_the_checkpoint_of_update_0_is_removed_once_there_is_another(tmp_path):
+def test_the_checkpoint_of_update_0_is_removed_once_there_are_two_others(tmp_path):
     state = v1.train.get_checkpoint_state(str(tmp_path))
     kept = [f"{tmp_path}/model.ckpt-{n}" for n in (4, 6)]
     assert list(state.all_model_checkpoint_paths) == kept
     assert sorted(map(str, tmp_path.glob("model.ckpt-*.index"))) == [
         f"{path}.index" for path in kept
     ]
+
+
+@pytest.mark.parametrize("later", [[], ["/run/model.ckpt-4"]])
+def test_an_evaluator_can_read_the_checkpoint_of_update_0_while_the_next_is_saved(
+    later,
+):
+    paths = ["/run/model.ckpt-0", *later]
+    forgotten = []
+    saver = types.SimpleNamespace(
+        last_checkpoints=paths, recover_last_checkpoints=forgotten.append
+    )
+    graph = types.SimpleNamespace(get_collection=lambda name: [saver])
+    listener = _FirstCheckpointListener("/run")
+    listener.before_save(types.SimpleNamespace(graph=graph), 8)
+    assert forgotten == ([later] if later else [])
 
 
 class _Counted(saveable_object.SaveableObject):
