@@ -172,7 +172,7 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
 
 @pytest.mark.parametrize(
     ("examples", "weight", "is_warned"),
-    [(20, None, True), (24, None, False), (20, lambda: tf.constant(1.0), False)],
+    [(28, None, True), (20, None, False), (28, lambda: tf.constant(1.0), False)],
 )
 def test_a_short_batch_of_fit_is_warned_of(kind, examples, weight, is_warned, caplog):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), 2, weight=weight)
