@@ -76,8 +76,38 @@ def check_equal_weights(
     is_weighted = reduction == "sum" or weight is not None
     if loss is None or steps == 1 or is_weighted:
         return
+    needed = data_ancestors(
+        [loss.op], lambda op: () if op.type in BATCHES else op.inputs
+    )
+    outputs = [t for op in needed if op.type in {*BATCHES, *FED} for t in op.outputs]
+    sources = {tensor.ref() for tensor in _parts_among(outputs)}
+    rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
+
+    def analyze() -> Analysis:
+        analysis = Analysis(rows, [output for output in outputs if output not in rows])
+        analysis.analyze([loss])
+        return analysis
+
     share = "all micro-batches count alike"
-    warn_of_own_divisors(loss, _has_rows, lambda: _analysis_of(loss), share)
+    warn_of_own_divisors(
+        loss, lambda tensor: tensor.ref() in sources, analyze if rows else None, share
+    )
+
+
+def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the parts of a batch, without the numbers that are fed beside it.
+
+    Fed parts are known by the number of rows alone, which they share: any number, or
+    else the commonest one.
+    """
+    fed = [t for t in outputs if t.op.type in FED and t.shape.rank != 0]
+    sizes = [t.shape[0] if t.shape.rank else None for t in fed]
+    size = None
+    # A function's arguments are more than batches.
+    if fed and None not in sizes and not fed[0].graph.building_function:
+        size = max(sizes, key=sizes.count)
+    numbers = [t for t, its_size in zip(fed, sizes, strict=True) if its_size != size]
+    return [t for t in outputs if t.shape.rank != 0 and t not in numbers]
 
 
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
@@ -91,22 +121,6 @@ def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
     if operation.type != "Mul":
         return values[1] is not None and values[1] == steps
     return any(value is not None and abs(value * steps - 1) < 1e-6 for value in values)
-
-
-def _has_rows(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is a part of a batch from outside the graph."""
-    if tensor.op.type in FED:
-        return tensor.shape.rank is None or tensor.shape[:1].as_list() == [None]
-    return tensor.op.type in BATCHES and tensor.shape.rank != 0
-
-
-def _analysis_of(loss: tf.Tensor) -> Analysis:
-    needed = data_ancestors([loss.op])
-    outputs = [t for op in needed if op.type in {*BATCHES, *FED} for t in op.outputs]
-    rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
-    analysis = Analysis(rows, [output for output in outputs if output not in rows])
-    analysis.analyze([loss])
-    return analysis
 
 
 def _has_batch(operation: tf.Operation) -> bool:

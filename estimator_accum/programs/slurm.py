@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 _FIRST_PORT = 20000  # below the range of ephemeral ports
 _NUM_PORTS = 10000
-# A step has a block of ports, so that jobs and steps with near numbers share none.
+# A step has one block of ports. Jobs in a row share none; jobs 312 apart do, and so do
+# step 1 of a job and step 0 of the one 119 after it.
 _FIRST_BLOCK, _NUM_BLOCKS, _BLOCK_PORTS = 12000, 312, 64
 _BLOCKS_BETWEEN_STEPS = 119  # 0.382 of all: the first steps of a job lie far apart
 _NAMES = (

@@ -27,6 +27,8 @@ _CHOOSING = {"Select", "SelectV2"}
 _OF_COUNTS = {*SUMS, *SCALING, *_MOVED, *_CHOOSING, "Maximum", "StridedSlice", "Prod"}
 # Operations whose results have as many elements as the values decide.
 _SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
+# Operations that put all selected elements together again.
+_JOINING = {"DynamicStitch", "ParallelDynamicStitch"}
 _LIKE = {"OnesLike", "ZerosLike"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -46,7 +48,7 @@ class Divisor(NamedTuple):
 def warn_of_own_divisors(
     loss: tf.Tensor,
     is_source: Callable[[tf.Tensor], bool],
-    analyze: Callable[[], Analysis],
+    analyze: Callable[[], Analysis] | None,
     share: str,
 ) -> None:
     """Warns of a loss that no equal weights of micro-batches fit.
@@ -54,7 +56,8 @@ def warn_of_own_divisors(
     Args:
         loss: The loss of a micro-batch, without a `weight`.
         is_source: Whether a tensor is a part of the batch with rows.
-        analyze: Returns an analysis that has reached the loss.
+        analyze: Returns an analysis that has reached the loss; None if the sizes of the
+            batch are static, so that those that are unknown depend on its values.
         share: Each micro-batch's share of the mean, in words.
     """
     divisors = _Search(loss, is_source, analyze).divisors()
@@ -205,9 +208,25 @@ class _Search:
         """Returns whether the values of the examples decide the number of elements."""
         if is_one_number(tensor):
             return False
+        if self._analyze is None:
+            return self._is_selected(tensor)
         if self._analysis is None:
             operations = data_ancestors([self._loss.op])
             is_needed = any(op.type in _SELECTING for op in operations)
             self._analysis = self._analyze() if is_needed else Analysis(())
         state = self._analysis.state(tensor)
         return state.kind == "entries" and blocks_of(state.of) is None
+
+    def _is_selected(self, tensor: tf.Tensor) -> bool:
+        """Returns whether an unknown size comes from an operation that selects elements."""
+
+        def inputs_of(ref) -> list:
+            operation = ref.deref().op
+            if operation.type in {*_JOINING, *_SELECTING}:
+                return []
+            return [t.ref() for t in operation.inputs if not t.shape.is_fully_defined()]
+
+        if tensor.shape.is_fully_defined():
+            return False
+        tensors = [ref.deref() for ref in walk([tensor.ref()], inputs_of)]
+        return any(t.op.type in _SELECTING and self._is_of_batch(t) for t in tensors)

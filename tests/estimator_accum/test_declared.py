@@ -508,9 +508,10 @@ def test_a_loss_of_many_terms_trains(factor, fresh_graph):
 WARNING = "is a mean over another number of elements in each micro-batch"
 
 
+@pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OF_OWN_NUMBERS)
-def test_a_mean_over_tokens_is_told_its_weight(name, fresh_graph, caplog):
-    m = _Regression()
+def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog):
+    m = _Regression(BATCHES[batch])
     loss = OF_OWN_NUMBERS[name](m)
     caplog.clear()
     _train_op(loss, 3)
@@ -526,9 +527,10 @@ def test_a_mean_over_tokens_is_told_its_weight(name, fresh_graph, caplog):
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OF_EQUAL_NUMBERS)
-def test_a_plain_mean_is_not_warned_of(name, fresh_graph, caplog):
-    loss = OF_EQUAL_NUMBERS[name](_Regression())
+def test_a_plain_mean_is_not_warned_of(name, batch, fresh_graph, caplog):
+    loss = OF_EQUAL_NUMBERS[name](_Regression(BATCHES[batch]))
     caplog.clear()
     _train_op(loss, 3)
     assert not caplog.messages
@@ -557,6 +559,14 @@ def test_a_mean_over_tokens_that_are_fed_is_told_its_weight(fresh_graph, caplog)
     gradients, variables = zip(*pairs, strict=True)
     gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    assert caplog.text.count(WARNING) == 1
+
+
+@pytest.mark.parametrize("name", ["by_its_mask", "boolean_mask"])
+def test_fed_batches_of_a_static_size_are_batches(name, fresh_graph, caplog):
+    batch = (v1.placeholder(tf.float32, shape) for shape in ([4, 3], [4]))
+    m = _Regression(lambda: batch)
+    _train_op(OF_OWN_NUMBERS[name](m), 2)
     assert caplog.text.count(WARNING) == 1
 
 
