@@ -9,9 +9,15 @@ def path_in(folder: str | os.PathLike, name: str = "") -> str:
     """Returns the path of a folder, or of a file in it, without changing an address.
 
     Raises:
-        ValueError: If `pathlib` has shortened an address: gs:/bucket.
+        ValueError: If `pathlib` has shortened an address: gs:/bucket; or if a shell has
+            not expanded ~.
     """
     folder = os.fspath(folder)
+    if folder.startswith("~"):
+        raise ValueError(
+            "The path of a folder must not begin with ~, which only shells expand. "
+            f"Received: {folder}. Use os.path.expanduser, or ./~ for such a name."
+        )
     if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", folder):
         raise ValueError(
             "The address of a folder must have two slashes behind the colon. Received: "

@@ -269,11 +269,19 @@ class _OfFewArguments(v1.train.GradientDescentOptimizer):
         return super().compute_gradients(loss, var_list)
 
 
+class _HandsOn(v1.train.GradientDescentOptimizer):
+    """Calls another optimizer with all arguments that it gets."""
+
+    def compute_gradients(self, *args, **kwargs):
+        return _OfFewArguments(1.0).compute_gradients(*args, **kwargs)
+
+
 @pytest.mark.once
 @pytest.mark.usefixtures("fresh_graph")
-def test_an_optimizer_needs_no_gates():
+@pytest.mark.parametrize("optimizer", [_OfFewArguments, _HandsOn])
+def test_an_optimizer_needs_no_gates(optimizer):
     x = v1.get_variable("x", initializer=0.0)
-    train_op = make_accumulating_train_op(2.0 * x, _OfFewArguments(1.0), 2)
+    train_op = make_accumulating_train_op(2.0 * x, optimizer(1.0), 2)
     session = start_session()
     for _ in range(2):
         session.run(train_op)

@@ -89,6 +89,11 @@ def test_an_address_is_written_by_tensorflow(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
+def test_a_home_folder_that_no_shell_expanded_is_refused():
+    with pytest.raises(ValueError, match=r"begin with ~, .* Received: ~/run\. Use os"):
+        CsvReport("~/run")
+
+
 def test_an_address_that_pathlib_shortened_is_refused(tmp_path):
     import pathlib
 
