@@ -113,7 +113,8 @@ def is_composite(value) -> bool:
 
 # Their code computes alike with and without static sizes, but for functions that return
 # a shape to their caller, and modules through which others are called.
-_LIBRARIES = {"tensorflow", "keras", "tf_keras", "estimator_accum"}
+_LIBRARIES = {"tensorflow", "tensorflow_estimator", "keras", "tf_keras"}
+_LIBRARIES.add("estimator_accum")
 _READERS = {
     *("shape", "get_shape", "_shape_as_list", "_shape_tuple", "int_shape"),
     *("constant_value", "_ConstantValue", "constant_value_as_shape", "from_tensor"),
@@ -253,6 +254,11 @@ def is_converted_by_autograph(function) -> bool:
 def is_compiled_by_xla(function) -> bool:
     """Returns whether a tf.function is. If renamed, steps do not say that they are not."""
     return bool(getattr(function, "_jit_compile", False))
+
+
+def reduces_retracing(function) -> bool:
+    """Returns whether a tf.function does. If renamed, steps trace each shape."""
+    return bool(getattr(function, "_reduce_retracing", False))
 
 
 def call_before_runs(graph: tf.Graph, look: Callable[[], None]) -> None:

@@ -134,8 +134,9 @@ class _Function:
             return function([data] if takes_list else iter([data]))
 
         step.__name__ = name
-        # AutoGraph converts it as Keras 2 does, but not Keras 3.
-        step = tf.function(step, autograph=not functions.is_3)
+        # As Keras 2 has it, and as Keras 3.
+        is_3 = functions.is_3
+        step = tf.function(step, autograph=not is_3, reduce_retracing=is_3)
         self.step = functions.make_step(step)
 
     def __deepcopy__(self, memo: dict) -> None:

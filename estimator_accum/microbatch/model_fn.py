@@ -6,6 +6,7 @@ over the micro-batches i of one batch. As before, one `session.run(train_op)` is
 batch of input_fn, one update and one `global_step`.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -44,7 +45,8 @@ from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_ro
 from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
-from estimator_accum.microbatch.static_rows import StaticRows
+from estimator_accum.microbatch.static_rows import check_no_sizes, sizes_of_model_fn
+from estimator_accum.microbatch.static_sizes import StaticSizes
 from estimator_accum.microbatch.work import Work
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
@@ -137,15 +139,12 @@ def microbatch_model_fn(
             copies = arguments | {"params": copy.deepcopy(params)}
             return _with_arguments(model_fn, copies)(*sliced.values())
 
-        static_rows = StaticRows(whole, make_batch, build_again)
         batch = make_batch(whole)
+        sizes = sizes_of_model_fn(batch, whole, make_batch, build_again)
 
         def build_on_slice():
-            try:
+            with sizes.shown() if sizes is not None else contextlib.nullcontext():
                 return build(batch.sliced["features"], batch.sliced["labels"])
-            except (TypeError, ValueError) as error:
-                static_rows.check_error(error)
-                raise
 
         def make_count(of: str = ""):
             if not is_auto:
@@ -154,13 +153,11 @@ def microbatch_model_fn(
             return MicroBatchCount(None, grow_after, path)
 
         if is_trained:
-            return _trained(
-                batch, whole, build_on_slice, static_rows, make_count(), config
-            )
+            return _trained(batch, whole, build_on_slice, sizes, make_count(), config)
         constants = constant_features(whole)
         with batch.as_current():
             spec = build_on_slice()
-        static_rows.check(spec, batch)
+        check_no_sizes(sizes, whole)
         add_missing_rows(batch)
         if mode == modes.EVAL:
             return _evaluated(batch, spec, make_count("-eval"), constants)
@@ -186,15 +183,16 @@ def _trained(
     batch: WholeBatch,
     whole: dict,
     build: Callable,
-    static_rows: StaticRows,
+    sizes: StaticSizes | None,
     count: MicroBatchCount,
     config,
 ):
     """Returns a spec whose train op is only the update."""
-    spec, parts = build_unedited(batch, build, static_rows)
+    spec, parts = build_unedited(batch, build)
     if parts is not None:
         _check_only_worker(config)
     if parts is None:  # else the analysis of rows knows what belongs to examples
+        check_no_sizes(sizes, whole)
         parts = {"constants": constant_features(whole)}
         spec = _split_declared(batch, spec)
     check_sources(batch)

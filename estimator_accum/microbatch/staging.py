@@ -114,7 +114,7 @@ def stage(
     Raises:
         TypeError: If a feature or label has another type.
     """
-    named, task = _named_tensors(data), task_of(begin.device)
+    named, task = named_tensors(data), task_of(begin.device)
     shapes, writes, parts, sliced = [], [], [], []
     for name, value in named:
         components = tf.nest.flatten(value, expand_composites=True)
@@ -155,7 +155,7 @@ def named_components(data: dict) -> list[tuple[str, list[tf.Tensor]]]:
     """Returns the name of each feature and label, and its components."""
     return [
         (name, tf.nest.flatten(value, expand_composites=True))
-        for name, value in _named_tensors(data)
+        for name, value in named_tensors(data)
     ]
 
 
@@ -179,7 +179,7 @@ def rows_of(names: list[str], shapes: list) -> int:
     if len(set(rows.values())) > 1:
         received = ", ".join(f"{name} has {n}" for name, n in rows.items())
         raise ValueError(
-            "All features and labels must have the same number of examples, to be split "
+            "All parts of a batch must have the same number of examples, to be split "
             f"into micro-batches. Received: {received}. Repeat a value of the "
             "whole batch for each of its examples, or make it a scalar."
         )
@@ -214,7 +214,7 @@ def check_rows(names: list[str], shapes: list, constants: list[str]) -> None:
             )
 
 
-def _named_tensors(data: dict) -> list[tuple[str, Any]]:
+def named_tensors(data: dict) -> list[tuple[str, Any]]:
     """Returns the name of each feature and label, and its tensor."""
     return [
         (name, _as_tensor(name, value))

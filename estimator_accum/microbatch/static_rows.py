@@ -1,19 +1,17 @@
-"""The number of examples that Python reads from a static shape.
+"""Whether a model_fn computes the same for batches without a static size.
 
-A batch of N examples may have N as its first static size, where a micro-batch has None:
+    loss / x.shape[0]            another number for None, so Python gets the batch's size
+    tf.reshape(x, [n, -1])       the same, if n is tf.shape(x)[0] where x.shape[0] is None
 
-    loss / (x.shape[0] or 1)      N in the plain model_fn, 1 in micro-batches
-
-So the model_fn is also called in a graph of its own, on a batch of static size, where it
-must compute with the same numbers.
+A tensor that is made with the batch's size belongs to the batch: all layers behind it
+are computed on the whole batch, and an evaluation has no such part. Google's BERT makes
+every layer so, unless it reads None. So a model_fn that reads sizes is also called in
+two graphs of its own, and reads None if it computes with the same numbers.
 """
 
 import collections
 import contextlib
-import logging
 import random
-import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,100 +23,82 @@ from estimator_accum.graph.names import WRITERS
 from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.patches import Request, intercepting
-from estimator_accum.microbatch.staging import named_components
+from estimator_accum.microbatch.staging import named_tensors
+from estimator_accum.microbatch.static_sizes import StaticSizes, sizes_of_graph
 
 # Operations that make floating-point numbers, or copies of them, from integers.
 _FROM_INTEGERS = {"BroadcastTo", "Cast", "Fill", "LinSpace", "OneHot", "Tile"}
-_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-class StaticRows:
-    """Comparison of a model_fn on a micro-batch and on a batch of static size.
+def sizes_of_model_fn(
+    batch: WholeBatch, whole: dict, make_batch: Callable, build: Callable
+) -> StaticSizes | None:
+    """Returns the static sizes that a model_fn must read; None if None is the same.
 
     Args:
+        batch: Its batch.
         whole: "features" and "labels" from input_fn.
         make_batch: Returns the `WholeBatch` of such data.
         build: Calls the model_fn on the `sliced` of a batch; returns its EstimatorSpec.
     """
+    sizes = sizes_of_graph(tf.compat.v1.get_default_graph())
+    slices = [leaf for leaf in tf.nest.flatten(batch.sliced) if leaf is not None]
+    sizes.add(slices, [value for _, value in named_tensors(whole)])
+    if sizes.has_rows:
+        numbers, are_read = _call(whole, make_batch, build, is_static=False)
+        if numbers is not None and not are_read:
+            return None
+        if numbers is not None:
+            of_whole, _ = _call(whole, make_batch, build, is_static=True)
+            if of_whole is not None and not numbers.differences(of_whole):
+                return None
+    return sizes
 
-    def __init__(self, whole: dict, make_batch: Callable, build: Callable):
-        self._whole, self._make_batch, self._build = whole, make_batch, build
-        self._numbers, self._of_whole = Numbers(), None
-        self._names = [
-            f"{first.shape[0]} examples of {name}"
-            for name, (first, *more) in named_components(whole)
-            if not more and first.shape.rank and first.shape[0] is not None
-        ]
-        if self._names:
-            self._of_whole = self._call_again(is_static=True)
 
-    def taking(self, gradients: Callable) -> Callable:
-        """Returns a function of a `Request`, whose numbers are noted."""
-        return gradients if self._of_whole is None else self._numbers.taking(gradients)
+def check_no_sizes(sizes: StaticSizes | None, whole: dict) -> None:
+    """Raises ValueError if a model_fn has read a size where all is computed in parts.
 
-    def check(self, spec, batch: WholeBatch) -> None:
-        """Raises ValueError if a model_fn computes with the static number of examples.
-
-        Args:
-            spec: Its EstimatorSpec on a micro-batch.
-            batch: The batch.
-        """
-        if self._of_whole is None:
-            return
-        self._numbers.add(_results_of(spec, batch))
-        numbers = self._numbers.differences(self._of_whole)
-        if not numbers:
-            return
-        again = self._call_again(is_static=False)
-        if again is not None and not self._numbers.differences(again):
-            numbers = ", ".join(numbers[:4])
-            raise ValueError(
-                self._sentence(f"other numbers than for these ({numbers})")
-            )
-        _logger.warning(
-            "micro-batches: the model_fn computes with other numbers in each call (%s), "
-            "so whether it reads the static number of examples is not known",
-            ", ".join(numbers[:4]),
+    Args:
+        sizes: The static sizes that it must read.
+        whole: "features" and "labels" from input_fn.
+    """
+    if sizes is not None and sizes.are_read and sizes.has_rows:
+        shapes = [(name, value.shape) for name, value in named_tensors(whole)]
+        rows = next(
+            f"{s[0]} examples of {name}" for name, s in shapes if s.rank and s[0]
         )
-
-    def check_error(self, error: Exception) -> None:
-        """Raises ValueError if a model_fn failed where a plain one has a static size."""
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        is_own = frame.f_globals.get("__name__", "").startswith("estimator_accum.")
-        if not is_own and re.search("None|not fully defined", str(error)):
-            received = f"{type(error).__name__}: {str(error).rstrip('. ')}"
-            if self._names:
-                raise ValueError(self._sentence(received)) from error
-
-    def _sentence(self, received: str) -> str:
-        return (
-            "The number of examples must be read from tf.shape: micro-batches have "
-            "another one than their batch, so the first static size is None. "
-            f"Received: {self._names[0]}, and the model_fn's {received}. Write "
+        raise ValueError(
+            "The number of examples must be read from tf.shape in an evaluation, a "
+            "prediction, and a model_fn that trains by this library: they compute with "
+            f"micro-batches alone, which have another one. Received: {rows}, and a "
+            "model_fn that computes with other numbers for None. Write "
             "tf.shape(tensor)[0] in place of tensor.shape[0]."
         )
 
-    def _call_again(self, is_static: bool) -> "Numbers | None":
-        """Returns the numbers of another call, in a graph of its own; None if it fails."""
-        numbers, outer = Numbers(), tf.compat.v1.get_default_graph()
-        with _same_random_numbers(), tf.Graph().as_default() as graph:
-            graph.seed = outer.seed
-            tf.compat.v1.train.get_or_create_global_step()
-            try:
-                batch = self._make_batch(_mapped(_placeholder, self._whole))
-                if is_static:
-                    batch.sliced = _mapped(_with_rows, batch.sliced, self._whole)
-                taking = numbers.taking(lambda request: request.plain())
-                with batch.as_current(), intercepting(taking):
-                    numbers.add(_results_of(self._build(batch.sliced), batch))
-            except Exception as error:  # noqa: BLE001, a user's code raises any
-                _logger.warning(
-                    "micro-batches: the model_fn cannot be called for a batch of static "
-                    "size, so whether it reads this size is not known: %s",
-                    error,
-                )
-                return None
-        return numbers
+
+def _call(
+    whole: dict, make_batch: Callable, build: Callable, is_static: bool
+) -> tuple["Numbers | None", bool]:
+    """Calls a model_fn in a graph of its own, with and without a static size.
+
+    Returns:
+        (the numbers it computes with, None if it fails; whether it has read sizes).
+    """
+    numbers, outer = Numbers(), tf.compat.v1.get_default_graph()
+    with _same_random_numbers(), tf.Graph().as_default() as graph:
+        graph.seed = outer.seed
+        tf.compat.v1.train.get_or_create_global_step()
+        sizes = sizes_of_graph(graph)  # without any: it notes what is read
+        try:
+            batch = make_batch(_mapped(_placeholder, whole))
+            if is_static:
+                batch.sliced = _mapped(_with_rows, batch.sliced, whole)
+            taking = numbers.taking(lambda request: request.plain())
+            with batch.as_current(), sizes.shown(), intercepting(taking):
+                numbers.add(_results_of(build(batch.sliced), batch))
+        except Exception:  # noqa: BLE001, a user's code raises any; so will the next call
+            return None, sizes.are_read
+    return numbers, sizes.are_read
 
 
 class Numbers:

@@ -1,16 +1,18 @@
-"""Static sizes that the code of a step reads, such as `x.shape[0]`.
+"""Static sizes that the code of a step or model_fn reads, such as `x.shape[0]`.
 
     TensorFlow, Keras    None: what they compute holds for any number of examples
     all other code       the size for the unsplit batch, as within tf.function
 
-So a step computes the same as on the unsplit batch, though its graph gets micro-batches.
+So it computes the same as on the unsplit batch, though its graph gets micro-batches.
 A size is inferred when it is read, by TensorFlow, in a graph of the unsplit batch.
 """
 
 import contextlib
 import functools
+import re
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
@@ -20,8 +22,10 @@ from estimator_accum.graph.internals import (
     lazy_shape,
     outer_graph_of,
 )
-from estimator_accum.graph.names import FED
+from estimator_accum.graph.names import CONTROL_FLOW_V1, FED
+from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import data_ancestors, in_order
+from estimator_accum.graph.writers import is_reference
 
 _SIZES = "_estimator_accum_static_sizes"  # attribute of a graph
 _KINDS, _SET_SHAPE = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor), "set_shape"
@@ -30,30 +34,47 @@ _users, _originals = [], {}
 
 
 class StaticSizes:
-    """Static sizes of the tensors of a step for the unsplit batch.
+    """Static sizes of the tensors of a graph for the unsplit batch.
 
     Args:
-        graph: The step's graph.
-        parts: Tensors of a micro-batch, sparse and ragged ones with their components, and
-            their shapes for the unsplit batch.
+        graph: The graph of a step or model_fn.
 
     Attributes:
-        are_read: Whether the step has read one that differs among batches.
+        are_read: Whether its code has read one that differs among batches.
+        has_rows: Whether the unsplit batch has a static number of examples.
     """
 
-    def __init__(self, graph: tf.Graph, parts: list[tuple]):
+    def __init__(self, graph: tf.Graph):
         self._step, self._graph = graph, tf.Graph()
         self._copies, self._opaque = {}, set()
-        self._parts = {_key(value): shape for value, shape in parts}
-        self._values = [value for value, _ in parts]  # whose keys are places in memory
-        self.are_read = False
-        # Without one, there is none to infer.
-        self.has_rows = any(shape.rank and shape[0] is not None for _, shape in parts)
+        self._parts, self._values = {}, []  # whose keys are places in memory
+        self.are_read, self.has_rows, self._has_rank = False, False, True
+
+    def add(self, micro_batch: Iterable, wholes: Iterable) -> None:
+        """Adds the tensors of a micro-batch.
+
+        Args:
+            micro_batch: Tensors, sparse and ragged ones.
+            wholes: For each, the tensor or type of the unsplit batch.
+        """
+        for value, whole in zip(micro_batch, wholes, strict=True):
+            self._has_rank &= whole.shape.rank is not None
+            if whole.shape.rank == 0:
+                continue
+            pairs = [tf.nest.flatten(x, expand_composites=True) for x in (value, whole)]
+            for part, unsplit in [(value, whole), *zip(*pairs, strict=True)]:
+                self._parts[_key(part)] = shape = unsplit.shape
+                self._values.append(part)
+                # Without one, there is none to infer.
+                self.has_rows |= bool(shape.rank) and shape[0] is not None
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Has the code of the step read these sizes."""
-        setattr(self._step, _SIZES, self)
+        """Has the code of the graph read these sizes.
+
+        Raises:
+            ValueError: If the code fails on a size that is None.
+        """
         with _lock:
             if not _users:
                 for kind in _KINDS:
@@ -64,8 +85,10 @@ class StaticSizes:
             _users.append(self)
         try:
             yield
+        except (TypeError, ValueError) as error:
+            self._check_error(error)
+            raise
         finally:
-            delattr(self._step, _SIZES)
             with _lock:
                 _users.remove(self)
                 if not _users:
@@ -73,8 +96,27 @@ class StaticSizes:
                     for kind in _KINDS:
                         kind.shape = _originals[kind]
 
+    def _check_error(self, error: Exception) -> None:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        is_own = frame.f_globals.get("__name__", "").startswith("estimator_accum.")
+        is_of_none = re.search("None|not fully defined", str(error))
+        text = str(error).rstrip(". \n")
+        received = f"Received: {type(error).__name__}: {text}. "
+        if not self._has_rank and re.search("unknown|undefined", str(error)):
+            raise ValueError(
+                "Each part of a batch must have a static rank where code needs it. "
+                f"{received}Call tensor.set_shape in the data set, with None for sizes "
+                "that differ."
+            ) from error
+        if (self.are_read or self.has_rows) and is_of_none and not is_own:
+            raise ValueError(
+                "The number of examples must be read from tf.shape where it is not "
+                f"static, as in micro-batches. {received}Write tf.shape(tensor)[0] in "
+                "place of tensor.shape[0]."
+            ) from error
+
     def of(self, tensor) -> tf.TensorShape:
-        """Returns the shape of a tensor for the unsplit batch.
+        """Returns the shape of a tensor for the unsplit batch, as far as it is static.
 
         Args:
             tensor: A tensor, or a sparse or ragged one of the batch.
@@ -83,6 +125,8 @@ class StaticSizes:
             ValueError: If it cannot be inferred.
         """
         self.are_read = True
+        if not self.has_rows:
+            return _of_micro_batch(tensor)
         if _key(tensor) in self._parts:
             return self._parts[_key(tensor)]
         if isinstance(tensor, tf.Tensor) and tensor.graph is self._step:
@@ -90,7 +134,7 @@ class StaticSizes:
             if copy.shape.is_fully_defined() or copy.ref() not in self._opaque:
                 return copy.shape
         raise ValueError(
-            "A step must not read the static number of examples of a tensor that a "
+            "The static number of examples must not be read from a tensor that a "
             "function, branch or loop computes, or that is computed and sparse. Received: "
             f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
         )
@@ -105,7 +149,7 @@ class StaticSizes:
         Raises:
             ValueError: If it has a number of examples that is not known.
         """
-        before = _originals[tf.Tensor].fget(tensor)
+        before = _of_micro_batch(tensor)
         sets_rows = before[0] is None and shape[0] is not None
         if not sets_rows and not self.has_rows:
             return shape
@@ -118,8 +162,8 @@ class StaticSizes:
         unsplit.assert_is_compatible_with(shape)
         if sets_rows and unsplit[0] is None and self._is_of_batch(tensor):
             raise ValueError(
-                "A step must not set the static number of examples, which micro-batches "
-                f"do not have. Received: the shape {shape} for {tensor.name}. Set None "
+                "The static number of examples must not be set, which micro-batches do "
+                f"not have. Received: the shape {shape} for {tensor.name}. Set None "
                 "as its first size, or let the data set have it: drop_remainder=True."
             )
         partial = zip(before.as_list(), unsplit.as_list(), shape.as_list(), strict=True)
@@ -150,7 +194,9 @@ class StaticSizes:
             tensor.ref() in self._copies
             or tensor.ref() in self._parts
             or tensor.op.type in FED
+            or tensor.op.type in CONTROL_FLOW_V1
             or tensor.dtype in (tf.resource, tf.variant)
+            or is_reference(tensor)
             or bool(functions_of(tensor.op))
             or (tensor.shape.is_fully_defined() and not is_value)
         )
@@ -159,9 +205,10 @@ class StaticSizes:
         operation = tensor.op
         if self._begins(tensor):
             shape = self._parts.get(tensor.ref(), tensor.shape)
-            copy = tf.compat.v1.placeholder(tensor.dtype, shape)
+            copy = tf.compat.v1.placeholder(tensor.dtype.base_dtype, shape)
             self._copies[tensor.ref()] = copy
-            if functions_of(operation) or tensor.dtype == tf.variant:
+            is_flow = functions_of(operation) or operation.type in CONTROL_FLOW_V1
+            if is_flow or tensor.dtype == tf.variant:
                 self._opaque.add(copy.ref())
             return
         attributes = operation.node_def.attr
@@ -175,6 +222,7 @@ class StaticSizes:
         ).outputs
         is_opaque = any(other.ref() in self._opaque for other in inputs)
         for output, copy in zip(operation.outputs, copies, strict=True):
+            copy.set_shape(_of_micro_batch(output))
             self._copies[output.ref()] = copy
             if is_opaque:
                 self._opaque.add(copy.ref())
@@ -184,20 +232,25 @@ def _key(value):
     return value.ref() if isinstance(value, tf.Tensor) else id(value)
 
 
+def _of_micro_batch(tensor) -> tf.TensorShape:
+    kind = next(kind for kind in _KINDS if isinstance(tensor, kind))
+    return _originals[kind].fget(tensor)
+
+
 def _shape(original: property, tensor) -> tf.TensorShape:
     """Returns the shape of a tensor, for the code that reads it."""
     shape = original.fget(tensor)
     if shape.rank is None or shape.is_fully_defined():
         return shape
     sizes = _sizes_here()
-    if sizes is None or not sizes.has_rows:
+    if sizes is None:
         return shape
     return lazy_shape(shape, functools.partial(sizes.of, tensor))
 
 
 def _set_shape(tensor: tf.Tensor, shape) -> None:
     """Sets a static shape, without the sizes that differ among micro-batches."""
-    before, shape = _originals[tf.Tensor].fget(tensor), tf.TensorShape(shape)
+    before, shape = _of_micro_batch(tensor), tf.TensorShape(shape)
     # A shape that says no more asks for no size.
     is_new = not shape.is_compatible_with(before) or before != before.merge_with(shape)
     if is_new and before.rank is not None and shape.rank is not None:
@@ -212,4 +265,9 @@ def _sizes_here() -> StaticSizes | None:
     graph, sizes = tf.compat.v1.get_default_graph(), None
     while sizes is None and graph is not None:
         sizes, graph = getattr(graph, _SIZES, None), outer_graph_of(graph)
-    return sizes if sizes is not None and is_shape_read_outside() else None
+    return sizes if sizes in _users and is_shape_read_outside() else None
+
+
+def sizes_of_graph(graph: tf.Graph) -> StaticSizes:
+    """Returns the static sizes of a graph, which all replicas share."""
+    return value_of_graph(graph, _SIZES, StaticSizes(graph))

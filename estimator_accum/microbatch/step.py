@@ -27,6 +27,7 @@ from estimator_accum.graph.internals import (
     is_compiled_by_xla,
     is_composite,
     is_converted_by_autograph,
+    reduces_retracing,
     run_all_in_branches,
 )
 from estimator_accum.graph.replicas import distributed
@@ -41,7 +42,7 @@ from estimator_accum.microbatch.staging import (
     named_leaves,
     slots_of,
 )
-from estimator_accum.microbatch.static_sizes import StaticSizes
+from estimator_accum.microbatch.static_sizes import sizes_of_graph
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.seed import number_batches
 
@@ -112,6 +113,9 @@ class Step:
         step: The step.
         count: The number of micro-batches.
         batch_norm: As for `microbatch_step`.
+
+    Attributes:
+        reduces_retracing: Whether batches of several sizes share a trace.
     """
 
     def __init__(self, step: Callable, count: MicroBatchCount, batch_norm: str):
@@ -129,6 +133,8 @@ class Step:
                 "micro-batches: XLA does not compile a step in micro-batches, so "
                 "`jit_compile=True` of its tf.function is left out"
             )
+        self.reduces_retracing = reduces_retracing(self._whole)
+        self._general, self._is_anew = {}, False
         self._traces, self._last, self._number = {}, None, 1  # of the next batch
         self._lock = threading.Lock()  # a batch's slots hold one batch
         self._methods = weakref.WeakKeyDictionary()
@@ -184,11 +190,15 @@ class Step:
             self._last = None
             if not are_traces_kept:
                 self._traces.clear()
+                self._is_anew = True
 
     def _run(self, args: tuple, kwargs: dict, specs: tuple | None):
         batch = _bind(self._step, args, kwargs, specs)
         destroy_unused_slots()
-        trace = self._traces.get(batch.key) or self._traces.get(batch.key_with_sizes)
+        trace = self._trace_of(batch)
+        if trace is None and self.reduces_retracing:
+            batch = self._generalize(batch)
+            trace = self._trace_of(batch)
         if trace is None:
             trace = self._trace(batch, args, kwargs)
             key = batch.key_with_sizes if trace.reads_sizes else batch.key
@@ -199,8 +209,20 @@ class Step:
         number, self._number = self._number, self._number + 1
         return trace.run(batch.values, number)
 
+    def _trace_of(self, batch: "_Batch") -> "_Trace | None":
+        return self._traces.get(batch.key) or self._traces.get(batch.key_with_sizes)
+
+    def _generalize(self, batch: "_Batch") -> "_Batch":
+        """Returns a batch with None for sizes that differ from those of batches before."""
+        before = self._general.get(batch.key_of_ranks, batch.specs)
+        specs = tf.nest.map_structure(_common_type, before, batch.specs)
+        self._general[batch.key_of_ranks] = specs
+        return batch._replace(specs=specs)
+
     def _trace(self, batch: "_Batch", args: tuple, kwargs: dict) -> "_Trace":
-        arguments = self._converted, batch, self._count, self._batch_norm
+        # Functions begin anew with a trace, and with the numbers that they draw.
+        seed = self._number - 1 if self._is_anew else 0
+        arguments = self._converted, batch, self._count, self._batch_norm, seed
         try:
             return _Trace(*arguments)
         except _MakesVariablesError:
@@ -221,15 +243,30 @@ class _Batch(NamedTuple):
             `x` or `x['ids']`.
         specs: Their types by name, as the step sees them.
         bound: The arguments, with the name of each tensor of the batch in its place.
-        key: The signature, for any number of examples.
-        key_with_sizes: The signature.
+        others: The part of the signature that tensors do not have.
     """
 
     values: list[dict[str, Any]]
     specs: list[dict[str, tf.TypeSpec]]
     bound: inspect.BoundArguments
-    key: tuple
-    key_with_sizes: tuple
+    others: tuple
+
+    @property
+    def key(self) -> tuple:
+        """Returns the signature, for any number of examples."""
+        return (*self.others, *map(_any_rows, tf.nest.flatten(self.specs)))
+
+    @property
+    def key_with_sizes(self) -> tuple:
+        """Returns the signature."""
+        return (*self.others, *tf.nest.flatten(self.specs))
+
+    @property
+    def key_of_ranks(self) -> tuple:
+        """Returns the signature, for any sizes."""
+        specs = tf.nest.flatten(self.specs)
+        specs = [_with_shape(s, _any_shape(s.shape)) for s in specs]
+        return (*self.others, *specs)
 
     def call(self, step: Callable, values: list[dict]):
         """Calls a step with other tensors, by name, for each replica."""
@@ -269,10 +306,8 @@ def _bind(step: Callable, args: tuple, kwargs: dict, signature=None) -> _Batch:
     if signature is not None:
         leaves, specs = _with_signature(bound.arguments, signature)
     number = max([1, *(len(_parts_of(leaf)) for _, leaf in leaves)])
-    batch = _Batch(
-        [{} for _ in range(number)], [{} for _ in range(number)], bound, (), ()
-    )
-    flat, key, sizes = [], [], []
+    batch = _Batch([{} for _ in range(number)], [{} for _ in range(number)], bound, ())
+    flat, others = [], []
     for (name, leaf), spec in zip(leaves, specs, strict=True):
         parts = _parts_of(leaf)
         if isinstance(parts[0], _TENSORS):
@@ -284,11 +319,10 @@ def _bind(step: Callable, args: tuple, kwargs: dict, signature=None) -> _Batch:
             ):
                 values[name] = parts[i % len(parts)]
                 types[name] = spec or tf.type_spec_from_value(values[name])
-                sizes.append(types[name])
-            key.append((name, _any_rows(types[name]), len(parts)))
+            others.append((name, len(parts)))
         else:
             flat.append(leaf)
-            key.append((name, type(leaf), _key_of(leaf)))
+            others.append((name, type(leaf), _key_of(leaf)))
     if not batch.values[0]:
         raise ValueError(
             "A step in micro-batches must take a batch. Received: arguments without a "
@@ -297,7 +331,7 @@ def _bind(step: Callable, args: tuple, kwargs: dict, signature=None) -> _Batch:
     structure = [*bound.arguments.values()]  # of which the batch is not kept
     arguments = tf.nest.pack_sequence_as(structure, flat)
     bound.arguments = dict(zip(bound.arguments, arguments, strict=True))
-    return batch._replace(key=tuple(key), key_with_sizes=(*key, *sizes))
+    return batch._replace(others=tuple(others))
 
 
 def _leaves_of(arguments: dict) -> list[tuple[str, Any]]:
@@ -358,9 +392,20 @@ def _parts_of(leaf) -> tuple:
 
 def _any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
     """Returns the type of a tensor, for any number of examples."""
-    if not spec.shape.rank:
-        return spec
-    shape = tf.TensorShape([None]).concatenate(spec.shape[1:])
+    return _with_shape(spec, [None, *spec.shape[1:]]) if spec.shape.rank else spec
+
+
+def _common_type(spec: tf.TypeSpec, other: tf.TypeSpec) -> tf.TypeSpec:
+    """Returns the type of a tensor, with None for each size that two types differ in."""
+    return _with_shape(spec, spec.shape.most_specific_compatible_shape(other.shape))
+
+
+def _any_shape(shape: tf.TensorShape) -> tf.TensorShape:
+    """Returns a shape of the same rank."""
+    return shape if shape.rank is None else tf.TensorShape([None] * shape.rank)
+
+
+def _with_shape(spec: tf.TypeSpec, shape) -> tf.TypeSpec:
     if isinstance(spec, tf.RaggedTensorSpec):
         more = spec.ragged_rank, spec.row_splits_dtype
         return tf.RaggedTensorSpec(shape, spec.dtype, *more)
@@ -387,6 +432,7 @@ class _Trace:
         batch: The arguments of its first call.
         count: The number of micro-batches.
         batch_norm: As for `microbatch_step`.
+        seed: Number that is added to the seed of TensorFlow, if there is one.
 
     Attributes:
         reads_sizes: Whether the step has read static sizes of this batch.
@@ -396,11 +442,18 @@ class _Trace:
     """
 
     def __init__(
-        self, step: Callable, batch: _Batch, count: MicroBatchCount, batch_norm: str
+        self,
+        step: Callable,
+        batch: _Batch,
+        count: MicroBatchCount,
+        batch_norm: str,
+        seed: int,
     ):
         self._count, self._was = count, None
         # By the name of a tf.function's graph, Keras 2 would keep losses elsewhere.
         self._graph = graph_of_new_function("step")
+        if self._graph.seed is not None:
+            self._graph.seed += seed
         run_all_in_branches(self._graph)
         # An object without a hash is known by its place in memory, which it keeps.
         self._batch = batch._replace(values=[])
@@ -438,7 +491,9 @@ class _Trace:
             WholeBatch(value, "mean", is_auto, batch_norm=batch_norm)
             for value in values
         ]
-        sizes = StaticSizes(self._graph, _shapes_of(wholes, self._batch.specs))
+        sizes = sizes_of_graph(self._graph)
+        for whole, specs in zip(wholes, self._batch.specs, strict=True):
+            sizes.add(whole.sliced.values(), specs.values())
 
         def build() -> list[tf.Tensor]:
             values = [whole.sliced for whole in wholes]
@@ -512,24 +567,6 @@ def _passes_of(phase: StepPhase) -> list[Turn]:
     """Returns the passes in which a phase runs the model."""
     passes = phase.replicas[0].passes
     return [turn for turn, work in passes.items() if work.micro_ops]
-
-
-def _shapes_of(wholes: list[WholeBatch], specs: list[dict]) -> list[tuple]:
-    """Returns tensors of micro-batches, and their static shapes for the unsplit batch."""
-    pairs = []
-    for whole, whole_specs in zip(wholes, specs, strict=True):
-        shapes = [
-            component.shape
-            for spec in whole_specs.values()
-            if spec.shape.rank != 0
-            for component in tf.nest.flatten(spec, expand_composites=True)
-        ]
-        parts = [part.sliced for part in whole.parts]
-        pairs += zip(parts, shapes, strict=True)
-        pairs += [
-            (whole.sliced[name], spec.shape) for name, spec in whole_specs.items()
-        ]
-    return pairs
 
 
 def _make_outside(make: Callable, **arguments) -> tf.Variable:

@@ -356,6 +356,12 @@ def is_compiled_by_xla():
 
 
 @_finds
+def reduces_retracing():
+    functions = [tf.function(abs, reduce_retracing=value) for value in (True, False)]
+    return [*map(internals.reduces_retracing, functions)] == [True, False]
+
+
+@_finds
 def call_before_runs():
     looks = []
     internals.call_before_runs(v1.get_default_graph(), lambda: looks.append(1))

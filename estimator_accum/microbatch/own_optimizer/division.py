@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import context_of, set_control_inputs
 from estimator_accum.graph.names import SHOWING
 from estimator_accum.graph.walks import (
@@ -129,10 +130,15 @@ def _move_out_of_forward(
 
 def _sentence_of_change(operation: tf.Operation, path: str) -> str:
     if writers_of([operation]):
+        draws = (
+            ". If it is the state of random numbers, draw them outside of functions, "
+            "branches and loops."
+        )
         return (
             "A variable that the forward pass reads must not change within a batch: the "
             f"pass is run once for each micro-batch. Received: {path}, of type "
-            f"{operation.type}. Change it after the update."
+            f"{operation.type}. Change it after the update"
+            f"{draws if functions_of(operation) else '.'}"
         )
     return (
         "A value that all examples share must be the same in all micro-batches. Received: "

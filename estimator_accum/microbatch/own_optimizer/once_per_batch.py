@@ -34,12 +34,11 @@ from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.sparse_gradients import add_slices
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
 from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
-from estimator_accum.microbatch.static_rows import StaticRows
 from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.guards import LastEntry
 
 
-def build_unedited(batch: WholeBatch, build: Callable, static_rows: StaticRows):
+def build_unedited(batch: WholeBatch, build: Callable):
     """Returns the EstimatorSpec of a model_fn, and arguments of `complete`.
 
     If it trains by this library, the latter are None. If it has a train op of its own,
@@ -48,17 +47,14 @@ def build_unedited(batch: WholeBatch, build: Callable, static_rows: StaticRows):
     Args:
         batch: The batch; the operations of its micro-batches are added to it.
         build: Calls the model_fn on a micro-batch.
-        static_rows: Comparison with the batch of static size.
 
     Raises:
         ValueError: If no gradient with respect to a variable is computed, or what the
             model_fn does with a micro-batch cannot be done with several.
     """
     interception = Interception(batch)
-    taking = static_rows.taking(interception.gradients)
-    with batch.as_current(), intercepting(taking):
+    with batch.as_current(), intercepting(interception.gradients):
         spec = build()
-    static_rows.check(spec, batch)
     if batch.has_train_op and not interception.is_used:
         with batch.as_current():
             make_repeatable(batch.works.total.twice)

@@ -416,13 +416,19 @@ def _with_penalty(keras):
     return Penalized([keras.Input((5,)), hidden, keras.layers.Dense(1)])
 
 
+@pytest.mark.parametrize("is_in_branch", [False, True])
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_each_batch_draws_other_numbers(keras, is_eager):
+def test_each_batch_draws_other_numbers(keras, is_eager, is_in_branch):
     drawn = []
 
     class Drawing(keras.layers.Layer):
         def call(self, x):
-            return x + tf.random.normal(tf.shape(x))
+            def draw():
+                return x + tf.random.normal(tf.shape(x))
+
+            if is_in_branch:
+                return tf.cond(tf.size(x) > 0, draw, lambda: x)
+            return draw()
 
     keras.utils.set_random_seed(1)
     model = microbatch(_built(keras, Drawing()), 3)
@@ -431,6 +437,22 @@ def test_each_batch_draws_other_numbers(keras, is_eager):
     for _ in range(2):
         drawn.append(model.predict_on_batch(zeros))
     assert len({value for values in drawn for value in np.ravel(values)}) == 100
+
+
+def test_dropout_in_a_function_of_your_own_is_split_or_refused(keras):
+    dropout = keras.layers.Dropout(0.5)
+
+    class Calling(keras.layers.Layer):
+        def call(self, x):
+            return tf.function(lambda x: dropout(x, training=True))(x)
+
+    model = microbatch(_built(keras, Calling(), keras.layers.Dense(1)), 3)
+    is_3, sentence = hasattr(keras, "ops"), "draw them outside of functions, branches"
+    expected = (
+        pytest.raises(ValueError, match=sentence) if is_3 else contextlib.nullcontext()
+    )
+    with expected:
+        _trained(model, _batch(5), _batch(1))
 
 
 def test_a_layer_reads_shapes_of_batches_of_any_size(keras):
@@ -443,6 +465,22 @@ def test_a_layer_reads_shapes_of_batches_of_any_size(keras):
     model = microbatch(_built(keras, Mapping(), keras.layers.Dense(1)), 3)
     model.compile("sgd", "mse")
     model.fit(_batch(5), _batch(1), batch_size=6, verbose=0)  # of None rows
+
+
+def test_batches_of_several_sizes_share_a_trace(keras):
+    sizes = []
+
+    class Layer(keras.layers.Dense):
+        def call(self, x):
+            sizes.append(x.shape[0])
+            return super().call(x)
+
+    model = microbatch(_built(keras, Layer(1)), 2)
+    sizes.clear()
+    for n in (10, 7, 9, 8):
+        model.predict_on_batch(_batch(5)[:n])
+    is_3 = hasattr(keras, "ops")  # Keras 2 traces each size
+    assert sizes == ([10, None] if is_3 else [10, 7, 9, 8])
 
 
 def test_predictions_of_several_steps_are_joined(keras):

@@ -378,6 +378,49 @@ def test_a_generator_draws_once_for_each_batch_what_all_examples_share(caplog):
     assert "on the whole batch" not in caplog.text
 
 
+def test_a_generator_draws_the_same_in_a_batch_that_is_retried(monkeypatch):
+    run, failures = BatchRunner._run_micro_batches, []
+
+    def run_and_fail(*args):
+        result = run(*args)  # of the whole batch, which moves the generator
+        if not failures:
+            failures.append(args)
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return result
+
+    def train(micro_batches):
+        generator, kernel = (
+            tf.random.Generator.from_seed(1),
+            tf.Variable(np.ones([6, 3])),
+        )
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                noise = generator.uniform(tf.shape(x), dtype=tf.float64)
+                loss = tf.reduce_mean((noise * x) @ kernel)
+            _descend(tape, loss, [kernel])
+            return noise
+
+        return microbatch_step(step, micro_batches)(_X), kernel, generator.state
+
+    expected = train(2)
+    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+    for one, other in zip(train("auto"), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert failures
+
+
+def test_a_part_of_unknown_rank_is_told_of_set_shape_where_the_rank_is_read():
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float64)])
+    def step(x):
+        return tf.reduce_sum(x, axis=len(x.shape) - 1)
+
+    with pytest.raises(
+        ValueError, match="(?s)static rank where code .*tensor.set_shape"
+    ):
+        microbatch_step(step, 2)(_X)
+
+
 def _two_updates(noise_of):
     """Two updates of two passes each, which need the same random numbers."""
     kernels, network = _network(6, 3)
@@ -743,6 +786,33 @@ def test_only_a_step_that_reads_sizes_is_traced_for_each():
             del traces[traced:]
         assert len(traces) == number
         traces.clear()
+
+
+def test_a_step_that_reduces_retracing_shares_a_trace_among_sizes():
+    kernel, sizes = _weights(2, 3), []
+
+    def step(x, labels=None):
+        sizes.append([*x.shape])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(x[..., :2] @ kernel, 1) ** 2)
+        _descend(tape, loss, [kernel])
+        return loss
+
+    ours = microbatch_step(tf.function(step, reduce_retracing=True), 2)
+    whole = tf.function(step)
+    shapes = [(8, 3, 2), (6, 3, 2), (5, 3, 2), (8, 4, 2), (7, 5, 2), (8, 3, 2)]
+    for shape in shapes:
+        x, value = _X.ravel()[: np.prod(shape)].reshape(shape), kernel.numpy()
+        loss, after = ours(x), kernel.numpy()
+        kernel.assign(value)
+        traced = len(sizes)
+        np.testing.assert_allclose(loss, whole(x), rtol=_LIMIT)
+        np.testing.assert_allclose(kernel, after, rtol=_LIMIT)
+        del sizes[traced:]
+    assert sizes == [[8, 3, 2], [None, 3, 2], [None, None, 2]]
+    # An argument more is another signature.
+    ours(x, x)
+    assert sizes[3:] == [[8, 3, 2]]
 
 
 def test_sizes_of_a_signature_are_those_of_its_function():
