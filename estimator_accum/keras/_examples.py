@@ -9,23 +9,26 @@ from estimator_accum.graph.internals import captures_of
 from estimator_accum.graph.names import BATCHES
 from estimator_accum.graph.walks import data_ancestors
 
+UNKNOWN = -1
+
 
 def number_of_examples(loss: tf.Tensor | None) -> tf.Tensor:
-    """Returns the number of examples, int64; 0 if it is unknown.
+    """Returns the number of examples, int64; -1 if it is unknown.
 
     Args:
         loss: Scalar loss of a traced function; None if it is unknown.
     """
     graph = tf.compat.v1.get_default_graph()
+    unknown = tf.constant(UNKNOWN, tf.int64)
     if getattr(loss, "graph", None) is not graph:
-        return tf.constant(0, tf.int64)
+        return unknown
     inputs = [t for op in data_ancestors([loss.op]) for t in _fed_by(op)]
     inputs = [t for t in inputs if t.shape.rank and not _is_handle(t)]
     if not inputs:
-        return tf.constant(0, tf.int64)
+        return unknown
     sizes = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])
     is_one = tf.reduce_all(tf.equal(sizes, sizes[0]))
-    return tf.where(is_one, sizes[0], tf.zeros_like(sizes[0]))
+    return tf.where(is_one, sizes[0], unknown)
 
 
 def _fed_by(operation: tf.Operation) -> list[tf.Tensor]:

@@ -30,6 +30,7 @@ from estimator_accum.core.window import add, close
 from estimator_accum.graph.branches import nan
 from estimator_accum.graph.replicas import first_of
 from estimator_accum.graph.variables import create_shared_scalar, set_to
+from estimator_accum.keras._examples import UNKNOWN
 
 # A function of (gradients, indices of variables) that applies the gradients in replica
 # context, without a reduction, and returns the operations to run.
@@ -134,7 +135,7 @@ def run_micro_step(
         options: `optimizer`, `gradient_accumulation_steps` and `on_nonfinite`.
         is_reduced: Whether every replica's gradients are already the sum over replicas.
         apply: Applies the mean.
-        examples: Scalar int64, number of examples without a weight; None or 0: unknown.
+        examples: Scalar int64, number of examples without a weight; None: unknown.
 
     Returns:
         Scalar bool, whether the window closed.
@@ -167,7 +168,7 @@ def run_micro_step(
     counted = add(plan, micro_batch)
     steps = plan.clock.steps(iterations)
     if examples is None:
-        examples = tf.zeros([], tf.int64)
+        examples = tf.constant(UNKNOWN, tf.int64)
     return _close_if_done(variables, plan, counted, tf.identity(steps), apply, examples)
 
 
@@ -251,7 +252,7 @@ def _note(variables: Variables, examples: tuple, is_first: tf.Tensor) -> list:
     a number each.
     """
     total = tf.add_n(examples)
-    is_known = tf.reduce_all(tf.stack(examples) > 0)
+    is_known = tf.reduce_all(tf.stack(examples) != UNKNOWN)  # a replica may have none
     most, least = variables.most.read_value(), variables.least.read_value()
     is_new = tf.logical_and(is_first, tf.equal(least, most))
     most, least = (tf.where(is_new, tf.zeros_like(n), n) for n in (most, least))
