@@ -18,7 +18,7 @@ class WandbReport(Report):
     The run is the current one if there is one (`wandb.init()` before training);
     otherwise the one whose id `wandb_run_id.txt` in the folder keeps, so a resumed
     training resumes its run; otherwise a new one. An update that the run has already
-    is not recorded again. With `mode="offline"` each training leaves a folder of its
+    from this folder's training is not recorded again. With `mode="offline"` each training leaves a folder of its
     own, with the same id, for `wandb sync`.
 
     Args:
@@ -52,8 +52,11 @@ class WandbReport(Report):
                 options |= {"id": kept, "resume": "allow"}
             self._run = wandb.init(**options | self._options)
             self._is_own_run = True
+        is_resumed = self._kept.read() == self._run.id
         self._kept.write(self._run.id)
-        self._last_update = self._run.summary.get("update_step") or 0
+        # Another training in the same run counts from 1 again.
+        recorded = self._run.summary.get("update_step") if is_resumed else 0
+        self._last_update = recorded or 0
         self._defined = set()
 
     def write(self, update: Update) -> None:

@@ -106,6 +106,8 @@ def test_wandb_records_in_the_current_run_what_it_has_not(wandb, tmp_path, monke
         _report(report, 1, 3)
         assert wandb.run is run and run.step == 3  # all three are sent
         assert run.summary["update_step"] == 3
+        _report(WandbReport(tmp_path / "other"), 1, 2)  # of another training
+        assert run.step == 5
         monkeypatch.setattr(wandb.Run, "log", None)  # it warns of what it ignores
         report.open(1)
         report.write(_update(2))
