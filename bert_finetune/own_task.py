@@ -69,7 +69,7 @@ def read_task(path: str) -> Task:
         if key not in content:
             raise _unfit(path, f"have the key {key}", ", ".join(content) or "none")
     for key in _FILES:
-        if not isinstance(content.get(key, ""), str):
+        if not isinstance(content.get(key, ""), str) or "://" in content.get(key, ""):
             raise _unfit(path, f"name a file of --data_dir as {key}", content[key])
     labels = _labels(path, content["labels"])
     columns, without_header = _columns(path, content)

@@ -135,6 +135,7 @@ def test_classes_are_written_as_in_json_lines_too(tmp_path):
         (_YELP | {"lable": 1}, "must have the keys train_file, .* alone. .*: lable. "),
         ({"text_a": 2, "label": 1}, "must have the key labels. Received: text_a, lab"),
         (_YELP | {"dev_file": 3}, "must name a file of --data_dir as dev_file. .*: 3"),
+        (_YELP | {"dev_file": "gs://b/x"}, "must name a file of --data_dir as dev_"),
         (
             _YELP | {"text_a": "text"},
             'have as columns names alone, .* Rec.*: "text", 1',
