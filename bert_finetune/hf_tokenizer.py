@@ -57,13 +57,8 @@ ONLY = {
 # Names, defaults of calls, decoding: no token of a text depends on them.
 MEANINGLESS = {
     *("name_or_path", "_name_or_path", "special_tokens_map_file", "tokenizer_file"),
-    *(
-        "vocab_file",
-        "init_inputs",
-        "processor_class",
-        "use_fast",
-        "split_special_tokens",
-    ),
+    *("vocab_file", "init_inputs", "processor_class", "use_fast"),
+    "split_special_tokens",
     *("clean_up_tokenization_spaces", "clean_text", "from_slow", "backend", "is_local"),
     *("padding", "pad_to_multiple_of", "pad_token_type_id"),
     *("truncation", "truncation_strategy", "stride", "verbose"),

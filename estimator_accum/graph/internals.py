@@ -113,8 +113,9 @@ def is_composite(value) -> bool:
 
 # Their code computes alike with and without static sizes, but for functions that return
 # a shape to their caller, and modules through which others are called.
-_LIBRARIES = {"tensorflow", "tensorflow_estimator", "keras", "tf_keras"}
-_LIBRARIES.add("estimator_accum")
+_LIBRARIES = {
+    *("tensorflow", "tensorflow_estimator", "keras", "tf_keras", "estimator_accum"),
+}
 _READERS = {
     *("shape", "get_shape", "_shape_as_list", "_shape_tuple", "int_shape"),
     *("constant_value", "_ConstantValue", "constant_value_as_shape", "from_tensor"),

@@ -171,9 +171,8 @@ def keep_rows(
     kept, work = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if axis is not None:
-            span = tf.shape(kept[i], out_type=tf.int64)[axis] // batch.divisor(
-                batch.rows
-            )
+            length = tf.shape(kept[i], out_type=tf.int64)[axis]
+            span = length // batch.divisor(batch.rows)
             begin, end = batch.begin * span, (batch.begin + batch.size) * span
             kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
     return kept, work

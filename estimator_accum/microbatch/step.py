@@ -145,9 +145,8 @@ class Step:
         if instance is None:
             return self
         if instance not in self._methods:
-            bound = self._whole.__get__(
-                instance, owner
-            )  # with what tf.function was given
+            # Bound by TensorFlow, with all arguments of the tf.function.
+            bound = self._whole.__get__(instance, owner)
             self._methods[instance] = Step(bound, self._count, self._batch_norm)
         return self._methods[instance]
 

@@ -70,7 +70,8 @@ def find_moments(batch: WholeBatch) -> None:
         moments = Moments(operation.inputs[0], mean, variance, True)
         setattr(operation, MOMENTS_ATTRIBUTE, moments)
     library = library_of_functions()
-    for operation in filter(_is_blended, operations):
+    blended = [op for op in operations if hasattr(op, _BLENDED)]
+    for operation in blended:
         others = getattr(operation, _BLENDED)
         uses = _uses_of(operation.outputs[1:3], operations, library, others)
         if uses.written - batch.works.handles:
@@ -157,10 +158,6 @@ def _without_averages(operation: tf.Operation) -> None:
             set_input(operation, 3 + place, tf.zeros(moment.shape, moment.dtype))
     set_number(operation, "exponential_avg_factor", 1.0)
     setattr(operation, _BLENDED, blends)
-
-
-def _is_blended(operation: tf.Operation) -> bool:
-    return hasattr(operation, _BLENDED)
 
 
 def _mean_of_variance(operation: tf.Operation) -> tf.Operation | None:

@@ -340,9 +340,7 @@ def test_a_table_that_a_step_writes_is_read_afterwards():
         np.testing.assert_allclose(one, other, rtol=_LIMIT)
 
 
-def test_a_generator_draws_numbers_for_each_micro_batch():
-    generator, kernel = tf.random.Generator.from_seed(1), _weights(6, 3)
-
+def _noisy(generator, kernel):
     def step(x):
         with tf.GradientTape() as tape:
             noise = generator.uniform(tf.shape(x), dtype=tf.float64)
@@ -350,6 +348,11 @@ def test_a_generator_draws_numbers_for_each_micro_batch():
         _descend(tape, loss, [kernel])
         return noise
 
+    return step
+
+
+def test_a_generator_draws_numbers_for_each_micro_batch():
+    step = _noisy(tf.random.Generator.from_seed(1), _weights(6, 3))
     noise = microbatch_step(step, 4)(_X).numpy()
     assert len(np.unique(noise)) == noise.size
 
@@ -389,19 +392,9 @@ def test_a_generator_draws_the_same_in_a_batch_that_is_retried(monkeypatch):
         return result
 
     def train(micro_batches):
-        generator, kernel = (
-            tf.random.Generator.from_seed(1),
-            tf.Variable(np.ones([6, 3])),
-        )
-
-        def step(x):
-            with tf.GradientTape() as tape:
-                noise = generator.uniform(tf.shape(x), dtype=tf.float64)
-                loss = tf.reduce_mean((noise * x) @ kernel)
-            _descend(tape, loss, [kernel])
-            return noise
-
-        return microbatch_step(step, micro_batches)(_X), kernel, generator.state
+        generator, kernel = tf.random.Generator.from_seed(1), _weights(6, 3)
+        step = microbatch_step(_noisy(generator, kernel), micro_batches)
+        return step(_X), kernel, generator.state
 
     expected = train(2)
     monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
