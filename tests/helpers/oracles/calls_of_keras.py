@@ -5,6 +5,7 @@ n = number of examples, which is not known.
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable
 from unittest import mock
 
@@ -232,7 +233,12 @@ def traced() -> tuple[Callable[[], Analysis], dict[str, list[tf.Tensor]]]:
     def call(*parts):
         *parts, state = parts  # in micro-batches it depends on their place
         batch = dict(zip(_SHAPES, parts, strict=True))
-        with mock.patch.object(generator, method, lambda *_, **__: state):
+        turns = itertools.count()
+        with (
+            mock.patch.object(generator, method, lambda *_, **__: state),
+            # AugMix chooses its layers by it, without a seed: here each in its turn.
+            mock.patch("random.choice", lambda names: names[next(turns) % len(names)]),
+        ):
             for name, layer in layers.items():
                 outputs = tf.nest.flatten(_call(layer, name, batch))
                 results[name] = [t for t in outputs if tf.is_tensor(t)]
