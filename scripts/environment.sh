@@ -29,6 +29,8 @@ _stamp=$root/$environment_name/installed.stamp
 
 # Another project's modules must not leak in, and pip must not install beside .venv.
 unset PYTHONPATH PYTHONHOME
+# Each process that imports TensorFlow would compile it anew, in 10 CPU seconds.
+unset PYTHONDONTWRITEBYTECODE
 export PIP_USER=0
 
 # Extras of pyproject.toml, each with all before it.
