@@ -262,12 +262,10 @@ def _set_shape(tensor: tf.Tensor, shape) -> None:
 
 def _sizes_here() -> StaticSizes | None:
     """Returns the sizes that the code reads that is run; None for those of the graph."""
-    if not is_shape_read_outside():
-        return None
     graph, sizes = tf.compat.v1.get_default_graph(), None
     while sizes is None and graph is not None:
         sizes, graph = getattr(graph, _SIZES, None), outer_graph_of(graph)
-    return sizes if sizes in _users else None
+    return sizes if sizes in _users and is_shape_read_outside() else None
 
 
 def sizes_of_graph(graph: tf.Graph) -> StaticSizes:
