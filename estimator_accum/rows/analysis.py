@@ -274,14 +274,6 @@ class Analysis:
         self._round([op for op in order if self.state_of_outputs(op) != MIXED])
         self.origins += [Origin(op, UNSETTLED) for op in loops if op.type == "Exit"]
 
-    def take_identity(self, tensor: tf.Tensor) -> None:
-        """Gives a later Identity the state of the tensor with rows that it copies."""
-        source = tensor.op.inputs[0]
-        self._states[tensor.ref()] = self.state(source)
-        if self.knows_dims(source):
-            self._dims[tensor.ref()] = self._dims[source.ref()]
-        self._seen.add(tensor.op)
-
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether the caller decided the tensor's state."""
         return tensor.ref() in self._given

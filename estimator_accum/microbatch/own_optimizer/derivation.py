@@ -49,12 +49,8 @@ class Derivation(NamedTuple):
     is_simple: bool
 
 
-def derive(
-    batch: WholeBatch, copies: Copies, request: Request, view: View
-) -> Derivation:
+def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
     """Returns the gradients of losses with respect to variables.
-
-    `view` is the analysis of the graph up to `request.tops`.
 
     1. Bounds of loops become those of the whole batch: it changes which tensors have
        rows, so it comes before any look at them.
@@ -68,8 +64,8 @@ def derive(
     6. From there the gradient flows back to variables, through one micro-batch; only
        now there is a backward pass in which a tf.custom_gradient can be looked for.
     """
-    view = _with_whole_bounds(batch, copies, request.tops, view)
-    request = _with_identities(copies, request, view)
+    view = _with_whole_bounds(batch, copies, request.tops)
+    request, view = _with_identities(batch, copies, request, view)
     check_moments(view)
     losses = copies.take_losses(view, request.tops)
     rows, gradients, direct = _of_head(copies, request, view, losses)
@@ -81,13 +77,14 @@ def derive(
 
 
 def _with_whole_bounds(
-    batch: WholeBatch, copies: Copies, tops: list[tf.Tensor], view: View
+    batch: WholeBatch, copies: Copies, tops: list[tf.Tensor]
 ) -> View:
     """Returns the analysis of the graph, in which loops get the whole batch's bounds.
 
     A loop that runs up to the longest example of the batch must do so in every
     micro-batch: such numbers are computed from the whole batch there.
     """
+    view = View(batch, tops)
     bounds = [
         (operation, i)
         for operation, i in view.analysis.bounds
@@ -101,7 +98,9 @@ def _with_whole_bounds(
     return View(batch, tops)
 
 
-def _with_identities(copies: Copies, request: Request, view: View) -> Request:
+def _with_identities(
+    batch: WholeBatch, copies: Copies, request: Request, view: View
+) -> tuple[Request, View]:
     """Puts an Identity behind each tensor with rows that the head reads."""
     copies.take_losses(view, request.tops)  # the border has them
     border = copies.border(view, request.tops)
@@ -111,12 +110,11 @@ def _with_identities(copies: Copies, request: Request, view: View) -> Request:
         if _is_trainable(tensor) and not hasattr(tensor.op, PASSES_ON)
     ]
     if not rows:
-        return request
+        return request, view
     identities = put_behind(rows, border.operations)
     ys = [identities.get(y.name, y) for y in request.ys]
     request = request._replace(ys=ys)
-    view.take_identities(identities, request.tops)
-    return request
+    return request, View(batch, request.tops)
 
 
 def _of_head(

@@ -26,7 +26,7 @@ from estimator_accum.microbatch.collecting import (
     collect_moments,
 )
 from estimator_accum.microbatch.work import Turn
-from estimator_accum.rows.analysis import Analysis, in_order
+from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_sparse
 from estimator_accum.rows.sizes import Size
@@ -47,12 +47,11 @@ class View:
 
     Attributes:
         batch: The batch.
-        targets: As given.
         of_batch: The operations that are computed from the micro-batch.
     """
 
     def __init__(self, batch: WholeBatch, targets: list[tf.Tensor], states=()):
-        self.batch, self.targets = batch, targets
+        self.batch = batch
         self._parts = {part.sliced.ref(): part for part in batch.parts}
         rows = [part.sliced for part in batch.parts if part.has_rows]
         sparse, mixed = collections.defaultdict(list), []
@@ -64,31 +63,7 @@ class View:
         sparse_states, values = states_of_sparse(sparse)
         self.analysis = Analysis(rows, mixed, sparse_states | dict(states), values)
         self.analysis.analyze(targets)
-        self._note_graph(targets)
-
-    def holds_for(self, targets: list[tf.Tensor]) -> bool:
-        """Returns whether the graph up to `targets` is as it was analyzed.
-
-        Further operations may use it, and are noted.
-        """
-        operations = in_order([tensor.op for tensor in targets])
-        is_same = all(self._inputs.get(op) == _inputs_of(op) for op in operations)
-        if is_same:
-            self._note_graph(targets)
-        return is_same
-
-    def take_identities(
-        self, identities: dict[str, tf.Tensor], targets: list[tf.Tensor]
-    ) -> None:
-        """Takes note of operations that were put behind tensors, and change nothing."""
-        for tensor in identities.values():
-            self.analysis.take_identity(tensor)
-        self._note_graph(targets)
-
-    def _note_graph(self, targets: list[tf.Tensor]) -> None:
-        operations = in_order([tensor.op for tensor in targets])
-        self._inputs = {op: _inputs_of(op) for op in operations}
-        self.of_batch = of_batch(self.batch)
+        self.of_batch = of_batch(batch)
         self._pure = {}
 
     def state(self, tensor: tf.Tensor) -> State:
@@ -144,11 +119,6 @@ class View:
         # Of a part of the batch only: a copy would compute others.
         is_part |= hasattr(operation, MOMENTS_ATTRIBUTE)
         return is_stateful or is_fed or is_part or operation.type in CONTROL_FLOW_V1
-
-
-def _inputs_of(operation: tf.Operation) -> list:
-    has_moments = hasattr(operation, MOMENTS_ATTRIBUTE)
-    return [has_moments, *(tensor.ref() for tensor in operation.inputs)]
 
 
 def of_batch(batch: WholeBatch) -> set[tf.Operation]:

@@ -20,7 +20,7 @@ from estimator_accum.microbatch.own_optimizer.gradient_sums import (
     Sums,
     sum_over_batch,
 )
-from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
+from estimator_accum.microbatch.own_optimizer.head import Copies, of_batch
 from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_rows
 from estimator_accum.microbatch.own_optimizer.patches import Request, source_of
 from estimator_accum.microbatch.own_optimizer.refusals import (
@@ -101,24 +101,18 @@ class Interception:
                 draw_by_micro_batch(self._batch, data_ancestors(tops))
             check_not_repeated(ys)
             find_moments(self._batch)
-            view = add_missing_rows(self._batch, self._view(request.tops))
+            add_missing_rows(self._batch)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))
             has_others = len(places) < len(xs)
             gradients = request.plain() if has_others else [None] * len(xs)
             fixed = request._replace(xs=[xs[i] for i in places])
-            derivation = derive(self._batch, self.copies, fixed, view)
+            derivation = derive(self._batch, self.copies, fixed)
             sums = sum_over_batch(self._batch, fixed.xs, derivation, after)
             self.calls.append(Call(ys, waits, derivation, sums))
             for i, total in zip(places, sums.totals, strict=True):
                 gradients[i] = total
             return gradients
-
-    def _view(self, tops: list[tf.Tensor]) -> View:
-        """Returns an analysis of the graph, that of an earlier call if it still holds."""
-        views = [call.derivation.view for call in self.calls]
-        held = (view for view in views if view.holds_for(tops))
-        return next(held, None) or View(self._batch, tops)
 
     def _dependencies(
         self, of_micro_batch: set[tf.Operation]

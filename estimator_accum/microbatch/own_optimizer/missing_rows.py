@@ -22,32 +22,19 @@ _REDUCTIONS = {
 }
 
 
-def add_missing_rows(batch: WholeBatch, view: View | None = None) -> View | None:
-    """Adds rows to the reductions of a micro-batch's graph that may be without some.
-
-    Args:
-        batch: The batch.
-        view: An analysis of the graph, which may show some of the reductions.
-
-    Returns:
-        The same analysis, of the graph with the rows.
-    """
+def add_missing_rows(batch: WholeBatch) -> None:
+    """Adds rows to the reductions of a micro-batch's graph that may be without some."""
     while True:  # one may read another
-        reductions = [op for op in of_batch(batch) if op.type in _REDUCTIONS]
-        if not reductions:
-            return view
-        analyzed = view
-        if view is None or not all(map(view.analysis.has_seen, reductions)):
-            reductions.sort(key=lambda operation: operation.name)
-            analyzed = View(batch, [operation.outputs[0] for operation in reductions])
-        short = {op: n for op, n in analyzed.analysis.short.items() if _can_add(op, n)}
+        tensors = [op.outputs[0] for op in of_batch(batch) if op.type in _REDUCTIONS]
+        if not tensors:
+            return
+        view = View(batch, sorted(tensors, key=lambda tensor: tensor.name))
+        short = {op: n for op, n in view.analysis.short.items() if _can_add(op, n)}
         if not short:
-            return view
+            return
         for operation, span in short.items():
             with tf.control_dependencies(None):
                 _add(batch, operation, int(span))
-        if view is not None:
-            view = View(batch, view.targets)
 
 
 def _can_add(operation: tf.Operation, span: Size) -> bool:
