@@ -18,7 +18,16 @@ from estimator_accum import reports
 from tests.helpers.processes import running
 from tests.helpers.processes.pages import write_wheels
 
-_NOT_BUILT = (".venv*", ".git", "build", "*.egg-info", ".*cache", "demo", "site")
+_NOT_BUILT = (
+    ".venv*",
+    ".git",
+    "build",
+    "*.egg-info",
+    ".*cache",
+    "__pycache__",
+    "demo",
+    "site",
+)
 
 
 def _python(*arguments, cwd: pathlib.Path = running.ROOT) -> str:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from bert_finetune import evaluations, inputs, jobs, model_fn, recomputing, training
 from estimator_accum import recompute
+from estimator_accum.hooks import _signals
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.progress import read_progress
 from tests.helpers.models import tiny_bert
@@ -24,6 +25,7 @@ from tests.helpers.models.tiny_bert import (
     run,
     variables,
 )
+from tests.helpers.processes import running
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +104,13 @@ def test_a_run_killed_before_a_partial_window_was_applied_applies_it(settings, t
 @pytest.mark.once
 def test_a_signal_ends_training_with_a_checkpoint(settings, monkeypatch):
     class _Signal(tf.estimator.SessionRunHook):
+        has_sent = False  # a second signal would end the process
+
         def after_run(self, run_context, run_values):
-            if not run_context.stop_requested:  # a second signal would end the process
+            if not self.has_sent:
+                self.has_sent = True
                 os.kill(os.getpid(), signal.SIGUSR1)
+                running.wait_until(lambda: _signals._watch.received is not None)
 
     make = model_fn.make_accumulation_hooks
     with_signal = lambda *args, **options: [*make(*args, **options), _Signal()]

@@ -229,7 +229,7 @@ def test_every_micro_step_is_in_an_update_or_in_an_open_window(
         for run in runs:
             run.result()
     held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", caplog.text)))
-    counts = re.findall(r"trained (\d+) updates of this worker", caplog.text)
+    counts = re.findall(r"trained (\d+) updates? of this worker", caplog.text)
     global_step, update_step = _counters(tasks["chief 0"][0].target, servers=(0, 0))
     assert len(counts) == 2 and sum(map(int, counts)) == update_step
     assert global_step == update_step * _STEPS + held >= 400

@@ -121,7 +121,7 @@ def test_run_prints_metrics_and_five_predictions_and_leaves_a_plot(trained):
     assert [float(row[1]) for row in rows] == truth[:5].tolist()
     assert all(float(row[2]) == pytest.approx(float(row[3]), abs=0.02) for row in rows)
     assert lines[13].startswith("largest difference of any weight: ")
-    speed = r"K = 3 trained [\d,]+ examples per second, \d.\d\d of those of K = 1 \([\d,]+\)\."
+    speed = r"K = 3 trained [\d,]+ examples per second, [\d,]+\.\d\d of those of K = 1 \([\d,]+\)\."
     assert re.match(speed, lines[15])
     assert lines[-1] == f"plot: {folder / 'housing.png'}"
     assert output.stdout.startswith((folder / "results.txt").read_text())

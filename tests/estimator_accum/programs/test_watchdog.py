@@ -143,7 +143,7 @@ def _train_as(number, folder, monkeypatch, size=3, in_cluster=True):
     cluster = {"worker": ["a:1", "b:2"]}
     task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task) if in_cluster else "")
-    hook = WatchdogHook(folder, 60)
+    hook = WatchdogHook(folder, 10**6)
     with tf.Graph().as_default():
         step = tf.compat.v1.train.create_global_step()
         data = tf.data.Dataset.range(size)

@@ -249,6 +249,7 @@ way = sys.argv[1]
 tf = tf.compat.v1
 tf.disable_eager_execution()
 x = tf.placeholder(tf.float32, [None, 3])
+tf.set_random_seed(1)
 scale = tf.placeholder_with_default(1.0, [])
 if way == "pipeline":
     data = tf.data.Dataset.from_tensor_slices(np.sin(np.arange(72.0, dtype="f")))

@@ -202,7 +202,7 @@ _DRAWS = {
     "RandomPoissonV2": lambda n: tf.random.poisson([n], 2.0),
     "RandomShuffle": lambda n: tf.random.shuffle(tf.range(n)),
     "ParameterizedTruncatedNormal": lambda n: tf.raw_ops.ParameterizedTruncatedNormal(
-        shape=[n], means=0.0, stdevs=1.0, minvals=-1.0, maxvals=1.0
+        shape=[n], means=0.0, stdevs=1.0, minvals=-1.0, maxvals=1.0, seed=1, seed2=2
     ),
     "SampleDistortedBoundingBox": lambda n: tf.raw_ops.SampleDistortedBoundingBox(
         image_size=[n + 9, 9, 3], bounding_boxes=[[[0.1, 0.1, 0.9, 0.9]]]
