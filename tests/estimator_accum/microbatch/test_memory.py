@@ -98,7 +98,7 @@ def test_an_error_that_comes_late_retries_its_own_batch(tmp_path, caplog):
         ours = _train_auto(memory, tmp_path / "a", "sgd")
     theirs = train(make_model_fn(plain("sgd")), tmp_path / "plain", _INPUT)
     assert memory.sizes == [16] * 8 + [8] + [4] * 12
-    assert difference(ours, theirs) <= 2e-6
+    assert difference(ours, theirs) <= 5e-7
     assert "1 -> 2: out of memory at update 8" in _messages(caplog)[0]
 
 

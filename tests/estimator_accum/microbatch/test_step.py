@@ -278,7 +278,7 @@ def test_a_step_without_gradients_computes_results_of_the_batch():
         return network(x), total.read_value()
 
     rows, value = microbatch_step(step, 5)(_X)
-    np.testing.assert_allclose(rows, network(_X), rtol=_LIMIT, atol=_LIMIT)
+    np.testing.assert_allclose(rows, network(_X), rtol=_LIMIT)
     assert value.numpy() == total.numpy() == pytest.approx(_X.sum(), rel=_LIMIT)
 
 
@@ -337,7 +337,7 @@ def test_a_table_that_a_step_writes_is_read_afterwards():
         _run(make, lambda step: microbatch_step(step, 4)),
         strict=True,
     ):
-        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
 
 
 def _noisy(generator, kernel):
@@ -377,7 +377,7 @@ def test_a_generator_draws_once_for_each_batch_what_all_examples_share(caplog):
         _run(make, lambda step: microbatch_step(step, 4)),
         strict=True,
     ):
-        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
     assert "on the whole batch" not in caplog.text
 
 
@@ -571,7 +571,7 @@ def test_a_gradient_that_was_traced_before_is_that_of_the_batch(caplog):
     )
     microbatch_step(lambda x: kernel.assign_sub(traced(x)), 4)(_X)
     before.assign_sub(_gradient(before, tf.constant(_X)))
-    np.testing.assert_allclose(kernel, before, rtol=_LIMIT, atol=_LIMIT)
+    np.testing.assert_allclose(kernel, before, rtol=_LIMIT)
 
 
 def test_a_warning_tells_the_share_of_layers_behind_batch_normalization(caplog):
@@ -630,7 +630,7 @@ def test_a_batch_without_memory_is_retried(monkeypatch):
     monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
     ours = _run(_normalized_targets, microbatch_step, 4)
     for one, other in zip(whole, ours, strict=True):
-        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
     assert len(failed) == 4
 
 
@@ -800,7 +800,7 @@ def test_a_step_that_reduces_retracing_shares_a_trace_among_sizes():
         kernel.assign(value)
         traced = len(sizes)
         np.testing.assert_allclose(loss, whole(x), rtol=_LIMIT)
-        np.testing.assert_allclose(kernel, after, rtol=_LIMIT, atol=_LIMIT)
+        np.testing.assert_allclose(kernel, after, rtol=_LIMIT)
         del sizes[traced:]
     assert sizes == [[8, 3, 2], [None, 3, 2], [None, None, 2]]
     # An argument more is another signature.
@@ -856,7 +856,7 @@ def test_a_step_may_make_variables_at_its_first_call():
         _run(make, lambda step: microbatch_step(step, 4)),
         strict=True,
     ):
-        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
 
 
 @pytest.mark.parametrize(

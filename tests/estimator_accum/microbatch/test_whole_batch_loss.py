@@ -121,7 +121,7 @@ def _model(loss_fn=_info_nce, outputs=None, train_op=_by_train_op, **options):
     return model_fn
 
 
-def _assert_same(ours: _Run, theirs: _Run, tolerance=5e-6):
+def _assert_same(ours: _Run, theirs: _Run, tolerance=1e-6):
     np.testing.assert_allclose(ours.losses, theirs.losses, tolerance, tolerance)
     assert ours.values.keys() == theirs.values.keys()
     for name, value in theirs.values.items():

@@ -49,7 +49,7 @@ def test_a_script_trains_as_with_the_batch_at_once(name):
     trained = [n for n in theirs if not n.endswith(("moving_mean", "moving_variance"))]
     names = trained if name == "resnet" else None
     assert relative_difference(ours, theirs, names) <= 2e-5
-    np.testing.assert_allclose(losses, their_losses, rtol=1e-5)
+    np.testing.assert_allclose(losses, their_losses, rtol=2e-6)
     assert ours["global_step"] == 20
 
 
@@ -278,7 +278,7 @@ def test_a_train_op_does_once_a_batch_what_it_did(name):
     theirs, their_losses = train(model_fn, _BATCH, 4)
     ours, losses = train(cut(model_fn), _BATCH, 4)
     assert relative_difference(ours, theirs) <= 1e-6
-    np.testing.assert_allclose(losses, their_losses, rtol=5e-6)
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-6)
 
 
 def test_a_branch_of_version_1_computes_gradients_of_a_loss_outside():
@@ -361,7 +361,7 @@ def test_wide_and_deep_trains_as_with_the_batch_at_once(version):
     theirs, their_losses = train(model_fn, words_input_fn, 2)
     ours, losses = train(cut(model_fn), words_input_fn, 2)
     assert relative_difference(ours, theirs) <= 2e-6
-    np.testing.assert_allclose(losses, their_losses, rtol=5e-6)
+    np.testing.assert_allclose(losses, their_losses, rtol=1e-6)
 
 
 def _loop(loss):
