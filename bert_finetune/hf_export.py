@@ -18,14 +18,13 @@ from safetensors.numpy import save_file
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import encoder_shapes
 from bert_finetune.hf_names import (
+    BERT,
     CONFIG,
     HEAD,
-    PREFIX,
     TENSORS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     VOCABULARY,
-    hugging_face_names,
     is_transposed,
 )
 from bert_finetune.tasks import Task
@@ -81,7 +80,7 @@ def _tensors(checkpoint: str, config: BertConfig) -> dict[str, np.ndarray]:
         array = reader.get_tensor(variable)
         if is_transposed(variable):
             array = np.ascontiguousarray(array.T)
-        tensors[PREFIX + hugging_face_names(variable)[0]] = array
+        tensors[BERT.prefix + BERT.tensor_names(variable)[0]] = array
     return tensors
 
 

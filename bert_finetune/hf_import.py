@@ -1,4 +1,4 @@
-"""Converts a Hugging Face BERT folder to a checkpoint of google-research/bert's layout.
+"""Converts a Hugging Face folder to a checkpoint of google-research/bert's layout.
 
 Every variable of the encoder is looked up under its Hugging Face name; every encoder
 tensor in the folder must be used.
@@ -20,11 +20,13 @@ from bert_finetune.download import staging_folder
 from bert_finetune.hf_config import read_config
 from bert_finetune.hf_names import (
     CONFIG,
-    PREFIX,
+    ONE_MODEL,
+    POOLER,
     TENSORS,
+    TOKEN_TYPES,
     TOKENIZER,
     VOCABULARY,
-    hugging_face_names,
+    Architecture,
     is_transposed,
 )
 from bert_finetune.hf_tokenizer import TokenizerOptions, read_tokenizer_options
@@ -38,11 +40,11 @@ from estimator_accum.compat import prefer_keras_2
 from estimator_accum.programs.program import quiet_import
 
 _CONSTANTS = (".position_ids", ".token_type_ids")  # in some files; not weights
+_PARTS = ("embeddings", "encoder.", "transformer.", "pooler.")  # of encoders
 _DTYPES = ("F32", "F16", "BF16", "F64")
-_ONE_MODEL = "Use the files of one and the same BERT."
 _TO_SAFETENSORS = (
-    "To convert it, run once where PyTorch is: `from transformers import BertModel; "
-    'BertModel.from_pretrained("{folder}").save_pretrained("{folder}")`.'
+    "To convert it, run once where PyTorch is: `from transformers import {model}; "
+    '{model}.from_pretrained("{folder}").save_pretrained("{folder}")`.'
 )
 
 
@@ -52,6 +54,7 @@ class ImportSummary(NamedTuple):
     config: BertConfig
     num_variables: int
     is_pooler_new: bool  # the folder has no pooler: it starts untrained
+    are_token_types_new: bool  # the model has none: they start at zero
     options: TokenizerOptions
     tokenizer_file: TokenizerFile | None  # None: the folder has no tokenizer.json
 
@@ -62,6 +65,10 @@ class ImportSummary(NamedTuple):
         if self.is_pooler_new:
             sentences.append(
                 "The model has no pooler: bert/pooler/dense is new and untrained."
+            )
+        if self.are_token_types_new:
+            sentences.append(
+                f"The model has no token types: {TOKEN_TYPES} is new and zero."
             )
         if self.options.is_lower_case is False:
             sentences.append(
@@ -89,46 +96,55 @@ def import_checkpoint(
     """Writes `bert_model.ckpt`, `bert_config.json` and `vocab.txt`.
 
     For a folder without a pooler, such as that of a masked language model, the pooler
-    is untrained, as in Hugging Face: truncated normal kernel (seed 0), zero bias.
+    is untrained, as in Hugging Face: truncated normal kernel (seed 0), zero bias. For
+    a DistilBERT, the embeddings of token types are zero.
 
     Args:
         input_dir: Folder with `config.json`, `vocab.txt` or `tokenizer.json`, and
-            `model.safetensors`, of a model whose `model_type`, if it names one, is
-            `bert`, with or without a head.
+            `model.safetensors`, of a BERT, of a DistilBERT or of an ELECTRA whose
+            embeddings are as wide as its layers, with or without a head.
         output_dir: A new or an empty folder. It is made or filled at the end.
 
     Raises:
-        TypeError, ValueError: If a file is missing or does not fit, the model is not a
-            BERT, or `output_dir` is not empty. The message is for the user.
+        TypeError, ValueError: If a file is missing or does not fit, the model is another
+            one, or `output_dir` is not empty. The message is for the user.
     """
     source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
     _check_empty(destination)
     _check_files(source, [CONFIG])
-    config = read_config(source / CONFIG)
+    config, architecture = read_config(source / CONFIG)
     has_file = (source / TOKENIZER).is_file()
-    _check_files(source, [TENSORS] if has_file else [VOCABULARY, TENSORS])
+    names = [TENSORS] if has_file else [VOCABULARY, TENSORS]
+    _check_files(source, names, f"{architecture.class_name}Model")
     file = read_tokenizer_file(source / TOKENIZER, config.vocab_size)
     vocabulary = _read_vocabulary(source / VOCABULARY, config, file)
-    options = read_tokenizer_options(source, file)
+    has_token_types = TOKEN_TYPES not in architecture.absent
+    options = read_tokenizer_options(source, file, has_token_types)
     prefer_keras_2()
     with quiet_import(sys.argv[1:]):  # of TensorFlow: seconds
         from bert_finetune import checkpoint
 
     shapes = checkpoint.encoder_shapes(config)
-    arrays = _read_variables(source / TENSORS, shapes)
-    is_pooler_new = len(arrays) < len(shapes)
+    arrays = _read_variables(source / TENSORS, shapes, architecture)
+    is_pooler_new = not any(variable.startswith(POOLER) for variable in arrays)
     if is_pooler_new:
         arrays |= _untrained_pooler(config)
+    if not has_token_types:
+        arrays[TOKEN_TYPES] = np.zeros(shapes[TOKEN_TYPES], np.float32)
     with staging_folder(destination) as staging:
         content = staging / "content"
         checkpoint.write_checkpoint(arrays, str(content / "bert_model.ckpt"))
         text = json.dumps(dataclasses.asdict(config), indent=2)
         (content / "bert_config.json").write_text(text + "\n", encoding="utf-8")
         (content / VOCABULARY).write_bytes(vocabulary)
-    return ImportSummary(config, len(arrays), is_pooler_new, options, file)
+    return ImportSummary(
+        config, len(arrays), is_pooler_new, not has_token_types, options, file
+    )
 
 
-def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
+def _check_files(
+    folder: pathlib.Path, names: Sequence[str], model: str = "BertModel"
+) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return
@@ -136,7 +152,7 @@ def _check_files(folder: pathlib.Path, names: Sequence[str]) -> None:
     received = f"{folder}, without {' and '.join(missing)}"
     if missing == [TENSORS] and (folder / "pytorch_model.bin").is_file():
         received = f"{folder}, with pytorch_model.bin alone"
-        remedy = _TO_SAFETENSORS.format(folder=folder)
+        remedy = _TO_SAFETENSORS.format(folder=folder, model=model)
     elif missing == [TENSORS] and (folder / f"{TENSORS}.index.json").is_file():
         received = f"{folder}, with {TENSORS} in several pieces"
         remedy = 'Save the model with `save_pretrained(..., max_shard_size="100GB")`.'
@@ -166,7 +182,7 @@ def _read_vocabulary(
         count = len(tokens) if tokens[0] else 0
         raise ValueError(
             f"{path} must hold 1 to `vocab_size` = {config.vocab_size} tokens, one a "
-            f"line. Received: {count}. {_ONE_MODEL}"
+            f"line. Received: {count}. {ONE_MODEL}"
         )
     if file is not None:
         _check_same(path, content.decode("utf-8-sig", "replace"), file.tokens)
@@ -182,25 +198,32 @@ def _check_same(path: pathlib.Path, text: str, tokens: Sequence[str]) -> None:
             raise ValueError(
                 f"{path} must hold the tokens of {TOKENIZER}, one a line. Received: "
                 f"{line!r} in line {number + 1}, and {token!r} with the id {number}. "
-                f"{_ONE_MODEL}"
+                f"{ONE_MODEL}"
             )
 
 
 def _read_variables(
-    path: pathlib.Path, shapes: Mapping[str, tuple[int, ...]]
+    path: pathlib.Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    architecture: Architecture,
 ) -> dict[str, np.ndarray]:
-    """Returns the encoder's variables; without a pooler if the file has none."""
+    """Returns BERT's variables that the encoder has; a BERT may have no pooler."""
     try:
         with safe_open(path, framework="numpy") as file:
             names = set(file.keys())
-            is_headed = any(name.startswith(PREFIX) for name in names)
-            prefix = PREFIX if is_headed else ""
-            has_pooler = any(name.startswith(f"{prefix}pooler.") for name in names)
-            sources = {
-                variable: _find(path, names, prefix, variable)
+            is_headed = any(name.startswith(architecture.prefix) for name in names)
+            prefix = architecture.prefix if is_headed else ""
+            absent = architecture.absent
+            if not any(name.startswith(f"{prefix}pooler.") for name in names):
+                absent += (POOLER,)
+            candidates = {
+                variable: [
+                    prefix + name for name in architecture.tensor_names(variable)
+                ]
                 for variable in shapes
-                if has_pooler or not variable.startswith("bert/pooler/")
+                if not variable.startswith(absent)
             }
+            sources = {v: _find(path, names, c) for v, c in candidates.items()}
             _check_all_used(path, names - set(sources.values()), prefix)
             return {
                 variable: _read(path, file, name, variable, shapes[variable])
@@ -213,20 +236,19 @@ def _read_variables(
         ) from error
 
 
-def _find(path: pathlib.Path, names: set[str], prefix: str, variable: str) -> str:
-    candidates = [prefix + name for name in hugging_face_names(variable)]
+def _find(path: pathlib.Path, names: set[str], candidates: Sequence[str]) -> str:
     for name in candidates:
         if name in names:
             return name
     raise ValueError(
         f"{path} must hold the tensor {' or '.join(candidates)}. Received: "
-        f"{len(names)} others. {_ONE_MODEL}"
+        f"{len(names)} others. {ONE_MODEL}"
     )
 
 
 def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
     """Raises ValueError for layers beyond config.json's, adapters and the like."""
-    parts = tuple(prefix + part for part in ("embeddings.", "encoder.", "pooler."))
+    parts = tuple(prefix + part for part in _PARTS)
     surplus = sorted(
         name
         for name in unused
@@ -235,7 +257,7 @@ def _check_all_used(path: pathlib.Path, unused: set[str], prefix: str) -> None:
     if surplus:
         raise ValueError(
             f"{path} must hold no tensors of an encoder that {CONFIG} does not describe. "
-            f"Received: {len(surplus)} more tensors, such as {surplus[0]}. {_ONE_MODEL}"
+            f"Received: {len(surplus)} more tensors, such as {surplus[0]}. {ONE_MODEL}"
         )
 
 
@@ -249,7 +271,7 @@ def _read(
         raise ValueError(
             f"{name} in {path} must have the shape {expected} and one of the types "
             f"{', '.join(_DTYPES)}. Received: {stored.get_shape()}, "
-            f"{stored.get_dtype()}. {_ONE_MODEL}"
+            f"{stored.get_dtype()}. {ONE_MODEL}"
         )
     array = file.get_tensor(name).astype(np.float32)
     return np.ascontiguousarray(array.T) if transposes else array

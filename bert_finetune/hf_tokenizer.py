@@ -40,7 +40,6 @@ ONLY = {
     "eos_token": ("[SEP]",),
     "additional_special_tokens": ([],),
     "extra_special_tokens": ({}, []),
-    # DistilBERT's has other `model_input_names`.
     "tokenizer_class": tuple(
         f"{name}Tokenizer{kind}"
         for name in ("Bert", "Electra")
@@ -64,6 +63,11 @@ MEANINGLESS = {
     *("truncation", "truncation_strategy", "stride", "verbose"),
     *("max_length", "chat_template", "device_map", "transformers_version"),
 }
+# Of a model without token types, whose results do not depend on an example's segments.
+WITHOUT_TOKEN_TYPES = {
+    "tokenizer_class": ("DistilBertTokenizer", "DistilBertTokenizerFast"),
+    "model_input_names": (["attention_mask", "input_ids"],),
+}
 # Classes that read everything from tokenizer.json.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -76,13 +80,16 @@ class TokenizerOptions(NamedTuple):
 
 
 def read_tokenizer_options(
-    folder: pathlib.Path, file: TokenizerFile | None = None
+    folder: pathlib.Path,
+    file: TokenizerFile | None = None,
+    has_token_types: bool = True,
 ) -> TokenizerOptions:
     """Returns the options; refuses unknown ones, and those that make other tokens.
 
     Args:
         folder: Folder of the model.
         file: Content of its `tokenizer.json`, if there is one.
+        has_token_types: Whether its results depend on the segments of an example.
 
     Raises:
         TypeError, ValueError: If an option does not fit. The message names it.
@@ -101,6 +108,8 @@ def read_tokenizer_options(
                 "the tokenizer again, with transformers' `save_pretrained`."
             )
         only["tokenizer_class"] += _GENERIC
+    if not has_token_types:
+        only |= {name: only[name] + more for name, more in WITHOUT_TOKEN_TYPES.items()}
     only["strip_accents"] = (is_lower_case is not False,)
     tokens = _read(folder / SPECIAL_TOKENS)
     sources = [(path, content), (folder / SPECIAL_TOKENS, tokens)]

