@@ -269,9 +269,11 @@ def test_electra_that_projects_its_embeddings_is_refused(tmp_path, refused):
     )
 
 
-def test_pooler_that_transformers_ignores_is_refused(tmp_path, refused):
-    source = write_folder(tmp_path / "theirs", model_type="electra")
-    assert "2 more tensors, such as pooler.dense.bias." in refused(source)
+def test_parts_that_an_electra_does_not_have_are_refused(tmp_path, refused):
+    tensors = random_tensors() | {"embeddings_project.bias": np.zeros([24], np.float32)}
+    source = write_folder(tmp_path / "theirs", tensors, model_type="electra")
+    # The other two are a pooler's.
+    assert "3 more tensors, such as embeddings_project.bias." in refused(source)
 
 
 def test_other_models_are_converted_by_their_own_class(tmp_path, refused):
