@@ -58,7 +58,8 @@ MEANINGLESS = {
     *("name_or_path", "_name_or_path", "special_tokens_map_file", "tokenizer_file"),
     *("vocab_file", "init_inputs", "processor_class", "use_fast"),
     "split_special_tokens",
-    *("clean_up_tokenization_spaces", "clean_text", "from_slow", "backend", "is_local"),
+    *("clean_up_tokenization_spaces", "clean_text", "from_slow", "backend"),
+    *("is_local", "local_files_only"),  # of the call that loaded it
     *("padding", "pad_to_multiple_of", "pad_token_type_id"),
     *("truncation", "truncation_strategy", "stride", "verbose"),
     *("max_length", "chat_template", "device_map", "transformers_version"),

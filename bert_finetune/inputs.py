@@ -61,10 +61,14 @@ class Inputs(inputs.Inputs):
         return {
             "do_lower_case": self.settings.do_lower_case,
             "task_name": self.task.name.lower().replace("-", ""),
-            **({"labels": list(self.task.class_names)} if self.task.source else {}),
+            **(self._own_labels() if self.task.source else {}),
             "bert_config": dataclasses.asdict(self.config),
             VOCABULARY_CHECKSUM: self.tokenizer.checksum,
         }
+
+    def _own_labels(self) -> dict[str, Any]:
+        task = self.task
+        return {"labels": list(task.class_names), "is_multi_label": task.is_multi_label}
 
 
 def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:

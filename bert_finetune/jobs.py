@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -193,7 +194,7 @@ def _check_checkpoints(settings: Settings, inputs: Inputs) -> None:
                 "checkpoint, and no --init_checkpoint. Add --do_train=true."
             )
         check_same(
-            pathlib.Path(latest or init).parent,
+            os.path.dirname(latest or init) or ".",
             inputs.describe_model(),
             "Use the same settings and files, or another classifier.",
             "A trained classifier must be used for the task of its training.",

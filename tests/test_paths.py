@@ -5,10 +5,11 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 
 from bert_finetune import checkpoint
-from estimator_accum.programs import command_line
+from estimator_accum.programs import command_line, folder
 from estimator_accum.programs.program import Program
 from estimator_accum.programs.sentences import sentence
 from tests.helpers.processes.running import ROOT
@@ -109,3 +110,8 @@ def test_checkpoint_to_start_from_may_be_elsewhere():
     checkpoint.check_checkpoint("ram://bert/bert_model.ckpt", config)
     with pytest.raises(ValueError, match="There is: ram://bert/bert_model.ckpt"):
         checkpoint.check_checkpoint("ram://bert/other.ckpt", config)
+    with tf.io.gfile.GFile("ram://bert/run_settings.json", "w") as file:
+        file.write('{"task_name": "cola"}')
+    folder.check_same("ram://bert", {"task_name": "cola"}, "")
+    with pytest.raises(ValueError, match="ram://bert, which holds .* --task_name=cola"):
+        folder.check_same("ram://bert", {"task_name": "sst2"}, "")

@@ -36,7 +36,7 @@ def ended_in_words(
 
     Args:
         program: Name of the program, with which the sentence begins.
-        output_dir: The folder that the run writes to.
+        output_dir: The folder that the run writes to; "" for a process without one.
         advice: Remedy for gradients that are not finite.
         cluster: The tasks of the run.
     """
@@ -87,6 +87,8 @@ def _no_port(cluster: Cluster) -> str:
 
 def _stopped(output_dir: str) -> str:
     """Returns the sentence about a run that Ctrl-C ended outside training."""
+    if not output_dir:  # a parameter server saves nothing
+        return "stopped."
     # In a program that trains several models, each has a folder in this one.
     if any(pathlib.Path(output_dir).rglob("model.ckpt-*.index")):
         return (

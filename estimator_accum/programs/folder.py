@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from estimator_accum.programs.json_text import parse_json
@@ -121,7 +121,7 @@ def check_same(
         if before.get(name) != value:
             what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
             raise OtherRunError(
-                f"{rule} Received: {pathlib.Path(output_dir)}, which holds a run with "
+                f"{rule} Received: {os.fspath(output_dir)}, which holds a run with "
                 f"{what}. {remedy}"
             )
 
@@ -152,19 +152,28 @@ def make_run_folder(output_dir: str | os.PathLike) -> None:
 
 def settings_in(output_dir: str | os.PathLike) -> dict[str, Any]:
     """Returns the settings of the folder's run; none if there is no run."""
-    path = pathlib.Path(output_dir) / SETTINGS_FILE
-    return read_settings(path) if path.exists() else {}
+    path = os.path.join(output_dir, SETTINGS_FILE)
+    if "://" in path:  # TensorFlow reads such storage, but its import takes seconds
+        import tensorflow as tf
+
+        gfile = tf.io.gfile
+        return read_settings(path, gfile.GFile) if gfile.exists(path) else {}
+    return read_settings(path) if os.path.exists(path) else {}
 
 
-def read_settings(path: pathlib.Path, *, flag: str | None = None) -> dict[str, Any]:
+def read_settings(
+    path: str | os.PathLike, open_: Callable = open, *, flag: str | None = None
+) -> dict[str, Any]:
     """Returns the settings that a run has written; raises ValueError if unreadable.
 
     Args:
         path: The file.
+        open_: Function that opens it.
         flag: Flag that named the file; None if it is in the output folder.
     """
     try:
-        content = parse_json(path.read_bytes())
+        with open_(path, "rb") as file:
+            content = parse_json(file.read())
     except (OSError, ValueError) as error:
         content = error
     if isinstance(content, dict):

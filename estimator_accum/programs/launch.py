@@ -261,7 +261,8 @@ class _Progress:
         except (FileNotFoundError, NotADirectoryError):
             return
         self._size, self._since = size, time.monotonic()
-        self.updates = last_update(self._path.parent)
+        with contextlib.suppress(ValueError):  # a damaged row
+            self.updates = last_update(self._path.parent)
         self.bar.n = self.updates
         self.bar.refresh()
 
@@ -295,7 +296,7 @@ def _last_checkpoint(output_dir: pathlib.Path | None) -> str | None:
     if output_dir is None:
         return None
     try:
-        text = (output_dir / "checkpoint").read_text()
+        text = (output_dir / "checkpoint").read_text(errors="replace")
     except (FileNotFoundError, NotADirectoryError):  # the tasks report the second one
         return None
     match = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)

@@ -105,7 +105,8 @@ def _on_one_machine(size: str, local_size: str, rank: str, job: str):
         num_workers, num_local = (
             _last_number(environment.get(name, "")) for name in (size, local_size)
         )
-        if num_workers != num_local or job not in environment:
+        is_numbered = environment.get(rank, "").strip().isdecimal()
+        if num_workers != num_local or job not in environment or not is_numbered:
             return None
         first = slurm.first_port(zlib.crc32(environment[job].encode()))
         return Cluster(

@@ -14,7 +14,8 @@ class MlflowReport(Report):
     otherwise the one whose id `mlflow_run_id.txt` in the folder keeps, so a resumed
     training resumes its run; otherwise a new one. It belongs to the tracking URI and
     the experiment that are set, as usual with MLflow. An update that the run has
-    already is not recorded again.
+    already from this folder's training is not recorded again. Where trainings of several
+    folders share a run, a resumed one is recorded behind the run's last `update_step`.
 
     Args:
         folder: Folder that keeps the id of the run, such as the Estimator's model_dir.
@@ -40,8 +41,10 @@ class MlflowReport(Report):
             run = self._mlflow.start_run(**kept | self._options)
             self._is_own_run = True
         self._run_id = run.info.run_id
+        is_resumed = self._kept.read() == self._run_id
         self._kept.write(self._run_id)
-        recorded = self._mlflow.get_run(self._run_id).data.metrics
+        # Another training in the same run counts from 1 again.
+        recorded = self._mlflow.get_run(self._run_id).data.metrics if is_resumed else {}
         self._last_update = recorded.get("update_step", 0)
 
     def write(self, update: Update) -> None:

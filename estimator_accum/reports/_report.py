@@ -13,7 +13,9 @@ class Update(NamedTuple):
         loss: Mean loss of the window, over all its micro-batches and replicas.
         gradient_norm: Global norm of the window's mean gradient, before clipping.
         weight: Sum of the window's weights over all replicas.
-        micro_batches: Micro-batches in the window, over all replicas.
+        micro_batches: Micro-batches in the window, over all replicas. They are counted
+            by the present number of replicas, also in a window that another number of
+            replicas has begun.
         clipped_share: Share of the updates so far that were clipped, 0 to 1.
         noise_scale: Gradient noise scale [unit of the weights]; NaN if unknown.
         learning_rate: Learning rate of this update; NaN if unknown.

@@ -18,8 +18,10 @@ class WandbReport(Report):
     The run is the current one if there is one (`wandb.init()` before training);
     otherwise the one whose id `wandb_run_id.txt` in the folder keeps, so a resumed
     training resumes its run; otherwise a new one. An update that the run has already
-    from this folder's training is not recorded again. With `mode="offline"` each training leaves a folder of its
-    own, with the same id, for `wandb sync`.
+    from this folder's training is not recorded again. Where trainings of several folders
+    share a run, a resumed one is recorded behind the run's last `update_step`. With
+    `mode="offline"` each training leaves a folder of its own, with the same id, for
+    `wandb sync`.
 
     Args:
         folder: Folder that keeps the id of the run, and W&B's files, such as the

@@ -406,6 +406,8 @@ def test_options_are_used_or_mean_nothing_or_are_refused(tmp_path):
     options = same | nothing | {"do_lower_case": False, "strip_accents": False}
     options |= {"added_tokens_decoder": added, "model_max_length": 128}
     options |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    # As transformers 5 saves a tokenizer that it has loaded.
+    options |= {"backend": "tokenizers", "is_local": True, "local_files_only": False}
     (tmp_path / "config.json").write_text('{"tokenizer_class": "XTokenizer"}')
     assert read(**options) == (False, 128)
     others = {k: v[0] for k, v in hf_tokenizer.WITHOUT_TOKEN_TYPES.items()}

@@ -386,6 +386,7 @@ def test_several_labels_are_learned_and_predicted(settings, tmp_path):
     )
     metrics = tiny_bert.results(folder)
     assert metrics["f1"] > 0.9 and metrics["roc_auc"] > 0.9
+    assert json.loads((folder / "run_settings.json").read_text())["is_multi_label"]
     probabilities = np.loadtxt(folder / "test_results.tsv")
     assert np.any(probabilities.sum(1) > 1.5)
     lines = (folder / "predictions.tsv").read_text().splitlines()[1:]

@@ -352,6 +352,14 @@ def test_process_of_another_launcher_is_refused_unless_it_is_alone(name, value, 
     assert read_cluster({name: value, "TF_CONFIG": json.dumps(config)}).num_workers == 3
 
 
+def test_number_of_a_process_is_never_guessed():
+    task = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    assert read_cluster(task | {"RANK": "1"}).task_index == 1
+    for rank in ({}, {"RANK": "one"}):
+        with pytest.raises(ValueError, match="Received: WORLD_SIZE=2 of torchrun"):
+            read_cluster(task | rank)
+
+
 @pytest.mark.parametrize("launcher", launchers.LAUNCHERS, ids=lambda row: row.name)
 def test_number_0_of_unknown_many_is_refused_unless_a_variable_counts_one(launcher):
     for rank in launcher.ranks:

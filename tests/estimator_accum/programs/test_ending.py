@@ -36,6 +36,10 @@ _SENTENCE = (
 _REFUSED = "program: One example must fit in memory. Received: one.\n"
 
 
+def test_process_that_saves_nothing_is_stopped(capsys):
+    assert _end(KeyboardInterrupt(), "", capsys) == (130, "program: stopped.\n")
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"), [(_OOM, _SENTENCE), (_refusal(_OOM), _REFUSED)]
 )

@@ -171,6 +171,12 @@ sys.exit(2)
     assert len(_starts(output_dir)) == 2
 
 
+def test_damaged_files_are_left_to_the_tasks(launch, output_dir):
+    for name in ("checkpoint", "train_metrics.csv"):
+        (output_dir / name).write_bytes(b"update_step,\xff\n\xff,\n\xff,\n")
+    assert launch("", "--workers=1", "--max_restarts=0")[0] == 0
+
+
 def test_of_a_file_in_the_folders_place_the_tasks_speak(launch, output_dir):
     file = output_dir.with_name("file")
     file.write_text("")

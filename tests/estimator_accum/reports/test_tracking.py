@@ -57,7 +57,8 @@ def test_mlflow_records_in_the_active_run_and_leaves_it_active(mlflow, tmp_path)
     with mlflow.start_run() as run:
         _report(MlflowReport(tmp_path), 1, 1)
         assert mlflow.active_run().info.run_id == run.info.run_id
-    assert _recorded(mlflow, run.info.run_id, "loss") == [(1, 1.0)]
+        _report(MlflowReport(tmp_path / "other"), 1, 1)  # of another training
+    assert _recorded(mlflow, run.info.run_id, "loss") == [(1, 1.0)] * 2
     assert (tmp_path / "mlflow_run_id.txt").read_text().strip() == run.info.run_id
 
 
