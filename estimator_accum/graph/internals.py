@@ -130,6 +130,28 @@ _PASSING_ON = {
 }
 
 
+class _UnknownSize:
+    """A size that may be unpacked from a shape, but raises an error where it is used."""
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def __repr__(self) -> str:
+        return "None"
+
+    def refuse(self, *others):
+        """Raises the error."""
+        raise self._error
+
+
+for _name in (
+    *("index", "int", "float", "bool", "hash", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
+):
+    setattr(_UnknownSize, f"__{_name}__", _UnknownSize.refuse)
+
+
 class _LazyShape(tf.TensorShape):
     def __init__(self, shape: tf.TensorShape, infer: Callable[[], tf.TensorShape]):
         self._partial, self._infer = tuple(shape.as_list()), infer
@@ -137,7 +159,11 @@ class _LazyShape(tf.TensorShape):
 
     @property
     def _dims(self) -> tuple:
-        return tuple(self._infer().as_list())
+        try:
+            return tuple(self._infer().as_list())
+        except ValueError as error:  # perhaps another size is wanted
+            unknown = _UnknownSize(error)
+            return tuple(unknown if n is None else n for n in self._partial)
 
     @_dims.setter
     def _dims(self, dims) -> None:
@@ -157,7 +183,7 @@ class _LazyShape(tf.TensorShape):
         dims = self._partial[key]
         if isinstance(key, slice):
             return super().__getitem__(key) if None in dims else tf.TensorShape(dims)
-        return super().__getitem__(key) if dims is None else dims
+        return self._infer().as_list()[key] if dims is None else dims
 
 
 def lazy_shape(shape: tf.TensorShape, infer: Callable) -> tf.TensorShape:

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 _PASSING = ("Cast", "Identity", "Reshape")
+_MOVING = ("Add", "AddV2", "Sub")
 # Operations one of whose results has each place once, and the number of that result.
 UNIQUE = {
     **dict.fromkeys(
@@ -17,6 +18,15 @@ def source_of_places(indices: tf.Tensor) -> tf.Tensor:
     while indices.op.type in _PASSING:
         indices = indices.op.inputs[0]
     return indices
+
+
+def moved_places(operation: tf.Operation) -> tf.Tensor | None:
+    """Returns the places of which an operation takes the sum or difference with a number."""
+    for i in range(2) if operation.type in _MOVING else ():
+        added = operation.inputs[1 - i]
+        if added.shape.rank == 0 and tf.get_static_value(added) is not None:
+            return operation.inputs[i]
+    return None
 
 
 def joined_tensors(tensor: tf.Tensor) -> list[tf.Tensor]:

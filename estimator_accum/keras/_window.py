@@ -177,8 +177,9 @@ def close_partial_window(
 ) -> tf.Tensor:
     """Applies the micro-batches in the window so far, in replica context."""
     nothing = tf.constant(0, tf.int64)
+    unknown = tf.constant(UNKNOWN, tf.int64)
     plan = _open(variables, options)
-    return _close_if_done(variables, plan, nothing, nothing, apply, nothing)
+    return _close_if_done(variables, plan, nothing, nothing, apply, unknown)
 
 
 def _open(variables: Variables, options: Options) -> Plan:

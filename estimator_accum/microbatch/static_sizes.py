@@ -131,8 +131,9 @@ class StaticSizes:
             return self._parts[_key(tensor)]
         if isinstance(tensor, tf.Tensor) and tensor.graph is self._step:
             copy = self._copy(tensor)
-            if copy.shape.is_fully_defined() or copy.ref() not in self._opaque:
-                return copy.shape
+            shape = _of_micro_batch(copy)
+            if shape.is_fully_defined() or copy.ref() not in self._opaque:
+                return shape
         raise ValueError(
             "The static number of examples must not be read from a tensor that a "
             "function, branch or loop computes, or that is computed and sparse. Received: "

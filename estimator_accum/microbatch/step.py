@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -321,16 +321,29 @@ def _bind(step: Callable, args: tuple, kwargs: dict, signature=None) -> _Batch:
             others.append((name, len(parts)))
         else:
             flat.append(leaf)
-            others.append((name, type(leaf), _key_of(leaf)))
+            others.append((name, type(leaf), _key_of(name, leaf)))
     if not batch.values[0]:
         raise ValueError(
             "A step in micro-batches must take a batch. Received: arguments without a "
             "tensor. Pass the tensors of the batch, not an iterator or a data set."
         )
     structure = [*bound.arguments.values()]  # of which the batch is not kept
+    others.append(_structure_of([*bound.arguments.items()]))
     arguments = tf.nest.pack_sequence_as(structure, flat)
     bound.arguments = dict(zip(bound.arguments, arguments, strict=True))
     return batch._replace(others=tuple(others))
+
+
+def _structure_of(value) -> tuple | None:
+    """Returns the types of containers, with the keys of mappings; None for a leaf."""
+    if isinstance(value, Mapping):
+        keys = sorted(value)
+        parts = [(key, _structure_of(value[key])) for key in keys]
+    elif isinstance(value, list | tuple):
+        parts = map(_structure_of, value)
+    else:
+        return None
+    return type(value), *parts
 
 
 def _leaves_of(arguments: dict) -> list[tuple[str, Any]]:
@@ -414,12 +427,22 @@ def _with_shape(spec: tf.TypeSpec, shape) -> tf.TypeSpec:
     return kind(shape, spec.dtype)
 
 
-def _key_of(leaf):
-    """Returns an argument that is no tensor; the number of one without a hash."""
+def _key_of(name: str, leaf):
+    """Returns an argument that is no tensor; the number of a variable.
+
+    Raises:
+        TypeError: If it has no hash, as for tf.function: its values might change.
+    """
+    if isinstance(leaf, tf.Variable):
+        return id(leaf)
     try:
         hash(leaf)
-    except TypeError:
-        return id(leaf)
+    except TypeError as error:
+        raise TypeError(
+            "An argument of a step that is no tensor must have a hash, so that a changed "
+            f"one is traced anew. Received: {name} of type {type(leaf).__name__}. Pass "
+            "its values as arguments, or read them from an object of the step's own."
+        ) from error
     return leaf
 
 
@@ -454,7 +477,7 @@ class _Trace:
         if self._graph.seed is not None:
             self._graph.seed += seed
         run_all_in_branches(self._graph)
-        # An object without a hash is known by its place in memory, which it keeps.
+        # A variable is known by its place in memory, which it keeps.
         self._batch = batch._replace(values=[])
         try:
             with self._graph.as_default():

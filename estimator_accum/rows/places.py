@@ -11,6 +11,7 @@ from estimator_accum.graph.lookups import (
     UNIQUE,
     are_distinct,
     joined_tensors,
+    moved_places,
     source_of_places,
 )
 from estimator_accum.graph.names import BATCHES, CALLERS, FED, SHAPES, TAKING_A_BATCH
@@ -81,18 +82,8 @@ def _is_range(places: tf.Tensor) -> bool:
     while places is not None and places.op.type != "Range":
         operation = places.op
         is_chosen = operation.type in _CHOOSING
-        places = operation.inputs[0] if is_chosen else _moved(operation)
+        places = operation.inputs[0] if is_chosen else moved_places(operation)
     return places is not None
-
-
-def _moved(operation: tf.Operation) -> tf.Tensor | None:
-    """Returns the places to which an operation adds a constant scalar, if it does."""
-    orders = {"Add": (0, 1), "AddV2": (0, 1), "Sub": (0,)}.get(operation.type, ())
-    for i in orders:
-        added = operation.inputs[1 - i]
-        if added.shape.rank == 0 and tf.get_static_value(added) is not None:
-            return operation.inputs[i]
-    return None
 
 
 def _analysis_of(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> Analysis:

@@ -291,11 +291,15 @@ def lazy_shape():
     partial, whole = tf.TensorShape([None, 6]), tf.TensorShape([23, 6])
     shape, same = (internals.lazy_shape(partial, lambda s=s: s) for s in (whole, whole))
     failing = internals.lazy_shape(partial, lambda: 1 / 0)
+    number, width = internals.lazy_shape(partial, lambda: int("unknown"))
+    with pytest.raises(ValueError, match="unknown"):
+        range(number)
     parts = failing[1], failing[-1:], failing.rank, len(failing), bool(failing)
     reads = shape[0], shape[:1], [*shape], shape.as_list(), shape.num_elements()
     shapes = tf.zeros(shape).shape, tf.TensorShape(shape), shape.is_fully_defined()
     return (
         parts == (6, [6], 2, 2, True)
+        and (repr(number), width) == ("None", 6)
         and reads == (23, [23], [23, 6], [23, 6], 138)
         and shapes == (whole, whole, True)
         and shape == same

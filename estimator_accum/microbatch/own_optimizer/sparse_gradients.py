@@ -20,11 +20,13 @@ from estimator_accum.core.gradients import cast
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.internals import set_input
 from estimator_accum.graph.lookups import (
+    UNIQUE,
     are_distinct,
     joined_tensors,
+    moved_places,
     source_of_places,
 )
-from estimator_accum.graph.walks import data_descendants
+from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.gradient_sums import SliceSum, add_to_sums
 from estimator_accum.microbatch.own_optimizer.head import View
@@ -123,7 +125,20 @@ def _kind(view: View, indices: tf.Tensor) -> str:
     """Returns how slices of micro-batches become those of the batch."""
     if view.state(indices).kind == "fixed":
         return "fixed"
-    return "distinct" if are_distinct(source_of_places(indices)) else "joined"
+    places = source_of_places(indices)
+    while (unmoved := moved_places(places.op)) is not None:
+        places = source_of_places(unmoved)
+    if are_distinct(places):
+        return "distinct"
+    if any(op.type in UNIQUE for op in data_ancestors([places.op])):
+        raise ValueError(
+            "Slices of a gradient that are looked at must be at places that the features "
+            "have or tf.unique returns. Received: places that "
+            f"{places.op.name} of type {places.op.type} computes from those of tf.unique. "
+            "Look up the features, or make the gradient dense first, by "
+            "tf.convert_to_tensor."
+        )
+    return "joined"
 
 
 def _keep_slices(

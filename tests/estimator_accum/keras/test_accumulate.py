@@ -171,16 +171,24 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
 
 
 @pytest.mark.parametrize(
-    ("examples", "weight", "is_warned"),
-    [(28, None, True), (20, None, False), (28, lambda: tf.constant(1.0), False)],
+    ("examples", "steps", "weight", "is_warned"),
+    [
+        (28, 2, None, True),
+        (20, 2, None, False),
+        (28, 2, lambda: tf.constant(1.0), False),
+        (24, 4, None, False),
+    ],
 )
-def test_a_short_batch_of_fit_is_warned_of(kind, examples, weight, is_warned, caplog):
-    optimizer = accumulate(kind.optimizer("SGD", 0.1), 2, weight=weight)
+def test_a_short_batch_of_fit_is_warned_of(
+    kind, examples, steps, weight, is_warned, caplog
+):
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), steps, weight=weight)
     callbacks = [AccumulationCallback("apply_every_epoch")]
     data = dense_data(examples)
     fit(kind.dense_model(), optimizer, data, 8, 2, callbacks=callbacks)
     sentence = "micro-batches of 4 to 8 examples counted alike, so the updates are not"
     assert caplog.text.count(sentence) == is_warned
+    assert caplog.text.count("counted alike") == is_warned
 
 
 def test_windows_may_have_micro_batches_of_different_sizes(kind, caplog):

@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -835,6 +836,72 @@ def test_a_size_from_a_branch_is_refused():
         microbatch_step(step, 2)(_X)
 
 
+@tf.function
+def _flat(x):
+    n, *sizes = x.shape
+    return tf.reshape(x, [-1, np.prod(sizes)]), n
+
+
+def test_a_function_may_unpack_the_shape_of_a_batch_whose_size_it_does_not_use():
+    def step(x):
+        return tf.reduce_sum(_flat.python_function(x)[0], 1) + tf.reduce_sum(
+            tf.function(lambda x: _flat.python_function(x)[0])(x), 1
+        )
+
+    x = _X[:, None]
+    np.testing.assert_allclose(microbatch_step(step, 2)(x), step(x), rtol=_LIMIT)
+
+    def uses(x):
+        return tf.function(lambda x: x / _flat.python_function(x)[1])(x)
+
+    with pytest.raises(ValueError, match="from tf.shape where it is not static"):
+        microbatch_step(uses, 2)(x)
+
+
+def test_a_step_is_traced_for_each_structure_of_its_arguments():
+    ours = microbatch_step(
+        lambda x, *others: tf.reduce_sum(x[0]) + isinstance(x, tuple) + len(others), 2
+    )
+    total = _X.sum()
+    for arguments, added in (([_X],), 0), (((_X,),), 1), (([_X], []), 1):
+        np.testing.assert_allclose(ours(*arguments), total + added, rtol=_LIMIT)
+
+
+def _words_looked_up_once(move):
+    table = tf.Variable(np.linspace(-1, 1, 16).reshape(8, 2))
+    words = tf.sparse.from_dense(1 + np.arange(69).reshape(23, 3) % 5)
+
+    def step(words):
+        rows, places = tf.unique(words.values)
+        with tf.GradientTape() as tape:
+            each = tf.gather(tf.gather(table, move(rows)), places)
+            examples = words.indices[:, 0]
+            sums = tf.math.unsorted_segment_sum(each, examples, words.dense_shape[0])
+            loss = tf.reduce_mean(sums**2)
+        gradient = tape.gradient(loss, table)
+        (gradient,), norm = tf.clip_by_global_norm([gradient], 0.3)
+        table.scatter_sub(gradient)
+        return loss, norm
+
+    return step, [table], (words,)
+
+
+@pytest.mark.parametrize("move", [lambda rows: rows, lambda rows: 7 - (rows + 1)])
+def test_rows_that_are_looked_up_once_have_one_slice_each(move):
+    whole, ours = (
+        _run(functools.partial(_words_looked_up_once, move), change)
+        for change in (tf.function, lambda step: microbatch_step(step, 4))
+    )
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
+
+
+def test_places_that_are_computed_from_rows_looked_up_once_are_refused():
+    step, _, arguments = _words_looked_up_once(lambda rows: rows * 3 % 7)
+    with pytest.raises(ValueError, match="computes from those of tf.unique"):
+        microbatch_step(step, 4)(*arguments)
+
+
 def test_a_step_may_make_variables_at_its_first_call():
     def make():
         kernels, network = _network(6, 3)
@@ -873,6 +940,11 @@ def test_a_step_may_make_variables_at_its_first_call():
             lambda: microbatch_step(lambda x: x, 2)(None),
             ValueError,
             "must take a batch. Received: arguments without",
+        ),
+        (
+            lambda: microbatch_step(lambda x, y: x, 2)(_X, types.SimpleNamespace()),
+            TypeError,
+            "must have a hash, .* Received: y of type SimpleNamespace",
         ),
         (
             lambda: tf.function(microbatch_step(lambda x: x, 2))(_X),
