@@ -874,9 +874,11 @@ def _words_looked_up_once(move):
     def step(words):
         rows, places = tf.unique(words.values)
         with tf.GradientTape() as tape:
-            each = tf.gather(tf.gather(table, move(rows)), places)
+            embedded = tf.gather(tf.gather(table, move(rows)), places)
             examples = words.indices[:, 0]
-            sums = tf.math.unsorted_segment_sum(each, examples, words.dense_shape[0])
+            sums = tf.math.unsorted_segment_sum(
+                embedded, examples, words.dense_shape[0]
+            )
             loss = tf.reduce_mean(sums**2)
         gradient = tape.gradient(loss, table)
         (gradient,), norm = tf.clip_by_global_norm([gradient], 0.3)
