@@ -1,8 +1,10 @@
 """Job of a run: check, train, compare."""
 
 import dataclasses
+import functools
 import math
 import pathlib
+import socket
 import time
 
 import numpy as np
@@ -20,6 +22,7 @@ from estimator_accum.programs.job import (
     make_estimator,
     make_job,
     make_train_spec,
+    not_shared,
 )
 from estimator_accum.programs.plots import read_metrics, save
 from estimator_accum.programs.saving import without_scratch
@@ -41,7 +44,7 @@ _EVAL_BATCH_SIZE = 512
 _PLOT = "housing.png"
 _RESULTS = "results.txt"
 _WITH, _WITHOUT = "with_accumulation", "without_accumulation"
-_SECS_BETWEEN_LOOKS = 0.2
+_SECS_BETWEEN_LOOKS, _SECS_TO_CONNECT = 0.2, 10
 
 
 def prepare(inputs: Inputs) -> Job:
@@ -66,7 +69,11 @@ def execute(job: Job) -> str | None:
         The results as lines of text; None in a task that is not the chief.
     """
     batches, folder = job.batches, pathlib.Path(job.settings.output_dir)
-    watchdog = Watchdog(job.settings.watchdog_secs, job.cluster.name)
+    watchdog = Watchdog(
+        job.settings.watchdog_secs,
+        job.cluster.name,
+        find_reason=functools.partial(_find_reason, job),
+    )
     if not job.cluster.is_alone:
         watchdog.start()
     if not job.cluster.is_chief:
@@ -114,6 +121,20 @@ def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
+
+
+def _find_reason(job: Job) -> str | None:
+    """Returns a sentence if the chief trains, and has not written to this folder.
+
+    A chief that has not started yet is no reason: all tasks may start again.
+    """
+    host, _, port = job.cluster.with_chief().chief.rpartition(":")
+    try:  # the chief writes its files before it listens
+        socket.create_connection((host.strip("[]"), port), _SECS_TO_CONNECT).close()
+    except OSError:
+        return None
+    folder = pathlib.Path(job.settings.output_dir)
+    return None if (folder / SETTINGS_FILE).exists() else not_shared(folder)
 
 
 def train_and_test(

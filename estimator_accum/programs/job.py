@@ -194,8 +194,17 @@ def make_train_spec(
         if job.cluster.is_chief:  # its server, which all sessions need, starts later
             together.write()
             watchdog.refusal = together.refusal
-        hooks += [together, ProgressHook(watchdog, first, max_steps)]
+        hooks += [together, ProgressHook(watchdog, first)]
     return tf.estimator.TrainSpec(input_fn, max_steps, hooks)
+
+
+def not_shared(output_dir: str | os.PathLike) -> str:
+    """Returns the sentence about a folder in which the chief has written nothing."""
+    return (
+        "All tasks of a cluster must share `--output_dir`. Received: "
+        f"{os.path.abspath(output_dir)}, in which the chief, which trains, has written "
+        "nothing. Use a folder that all tasks can read and write."
+    )
 
 
 class SameRunHook(tf.compat.v1.train.SessionRunHook):
@@ -248,11 +257,7 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             return
         chief = settings_in(folder).get(_CLUSTER)
         if chief is None:
-            raise OtherRunError(
-                "All tasks of a cluster must share `--output_dir`. Received: "
-                f"{os.path.abspath(folder)}, in which the chief, which trains, has "
-                "written nothing. Use a folder that all tasks can read and write."
-            )
+            raise OtherRunError(not_shared(folder))
         first = self._steps[_FIRST_STEP]
         if chief[_FIRST_STEP] != first:
             raise LostTaskError(

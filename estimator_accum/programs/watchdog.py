@@ -5,9 +5,11 @@ come back; all tasks must restart from the last checkpoint. The launcher, Kubern
 Slurm can restart them once every task has ended.
 """
 
+import contextlib
 import logging
 import os
 import pathlib
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +53,7 @@ class Watchdog:
         self._find_reason = find_reason
         self.refusal: pathlib.Path | None = None
         self._seen = None
+        self._is_over = lambda: False
         self._is_stopped = threading.Event()
         self.beat()
 
@@ -67,8 +70,15 @@ class Watchdog:
         """Stops the watch, before work that needs no other task."""
         self._is_stopped.set()
 
+    def stop_when(self, is_over: Callable[[], bool]) -> None:
+        """Stops the watch when a function returns True; it replaces the one before."""
+        self._is_over = is_over
+
     def _watch(self) -> None:
         while not self._is_stopped.wait(_SECS_BETWEEN_LOOKS):
+            if self._is_over():
+                self.stop()
+                return
             self._look_at_file()
             if self.refusal is not None and self.refusal.exists():
                 _logger.error("%s", self.refusal.read_text())
@@ -112,24 +122,18 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     A task may also lose another one without waiting: its session is then recreated
     again and again. `LostTaskError` ends that, since all tasks must restart.
 
+    The watch ends when the session closes: until then the hooks' `end` may save, in which
+    all tasks take part. The work behind it needs no other task.
+
     Args:
         watchdog: The watchdog to beat.
         first_global_step: `global_step` at which the examples start [micro-steps];
             None with parameter servers, where other workers move it.
-        last_global_step: `global_step` at the end of training, where the watch ends:
-            saving and closing need no other task. None if an earlier hook, which stops
-            training, decides.
     """
 
-    def __init__(
-        self,
-        watchdog: Watchdog,
-        first_global_step: int | None,
-        last_global_step: int | None = None,
-    ):
+    def __init__(self, watchdog: Watchdog, first_global_step: int | None):
         self._watchdog = watchdog
         self._first_global_step, self._furthest = first_global_step, 0
-        self._last_global_step = last_global_step
         self._has_session = False
 
     def begin(self) -> None:
@@ -144,6 +148,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
                 "session, after another task was lost. Start all tasks again."
             )
         self._has_session, self._furthest = True, global_step
+        self._coordinator = coord
         self._watchdog.beat()
 
     def before_run(self, run_context):
@@ -153,15 +158,10 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         if run_values.results > self._furthest:
             self._furthest = run_values.results
             self._watchdog.beat()
-        if self._is_last(run_context, run_values.results):
-            self._watchdog.stop()
 
-    def _is_last(self, run_context, global_step: int) -> bool:
-        if self._last_global_step is None:
-            return run_context.stop_requested
-        if global_step + 1 >= self._last_global_step:  # may be read before it moves
-            global_step = run_context.session.run(self._global_step)
-        return global_step >= self._last_global_step
+    def end(self, session) -> None:
+        self._watchdog.beat()
+        self._watchdog.stop_when(self._coordinator.should_stop)
 
 
 class WatchdogHook(tf.compat.v1.train.SessionRunHook):
@@ -199,6 +199,8 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
         cluster = Cluster()
         if os.environ.get("TF_CONFIG"):
             cluster = read_json(os.environ["TF_CONFIG"])
+        if self._watchdog is not None:  # of a session that could not be created
+            self._watchdog.stop()
         self._cluster, self._watchdog = cluster, None
         if cluster.num_tasks == 1 or cluster.is_evaluator:
             return
@@ -207,6 +209,8 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
         end = self._end_of(cluster.name)
         if tf.io.gfile.exists(end):
             tf.io.gfile.remove(end)
+        # Files of the start before: no task ends before all have begun.
+        self._ends_before = self._ends_of_others()
         self._watchdog = Watchdog(
             self._watchdog_secs, cluster.name, find_reason=self._find_reason
         )
@@ -214,6 +218,13 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session, coord) -> None:
         self._coordinator = coord
+        if self._watchdog is None:
+            return
+        # TensorFlow calls no hook after an error, but unlocks the graph. While a session
+        # is replaced, which waits for the other tasks, the graph stays locked.
+        self._watchdog.stop_when(
+            lambda: coord.should_stop() and not session.graph.finalized
+        )
 
     def before_run(self, run_context):
         if self._watchdog is None:
@@ -232,29 +243,33 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
             return
         self._watchdog.beat()
         if self._is_running and not self._cluster.servers:  # the data has ended
+            global_step = session.run(self._global_step)
             with tf.io.gfile.GFile(self._end_of(self._cluster.name), "w") as file:
-                file.write(f"{session.run(self._global_step):,}")
-
-        def stop() -> None:  # when all hooks have ended
-            self._coordinator.wait_for_stop()
-            watchdog.stop()
-
-        watchdog = self._watchdog
-        threading.Thread(target=stop, daemon=True).start()
+                file.write(f"{global_step:,} {secrets.token_hex(4)}")  # unlike before
+        self._watchdog.stop_when(self._coordinator.should_stop)  # all hooks have ended
 
     def _end_of(self, task: str) -> str:
         return os.path.join(self._model_dir, f".end_of_{task.replace(' ', '_')}")
 
-    def _find_reason(self) -> str | None:
-        """Returns the sentence about another worker whose data has ended."""
-        cluster = self._cluster
+    def _ends_of_others(self) -> dict[str, str]:
+        """Returns the files of the other tasks whose data has ended, by task."""
+        cluster, ends = self._cluster, {}
         names = [f"worker {index}" for index in range(len(cluster.workers))]
         names += ["chief 0"] if cluster.chief else []
+        for name in sorted({*names} - {cluster.name}):
+            with (
+                contextlib.suppress(tf.errors.NotFoundError),
+                tf.io.gfile.GFile(self._end_of(name)) as file,
+            ):
+                ends[name] = file.read()
+        return ends
+
+    def _find_reason(self) -> str | None:
+        """Returns the sentence about another worker whose data has ended."""
         try:
-            for name in sorted({*names} - {cluster.name}):
-                if tf.io.gfile.exists(self._end_of(name)):
-                    with tf.io.gfile.GFile(self._end_of(name)) as file:
-                        return _ended_early(name, file.read(), cluster.name)
+            for name, end in self._ends_of_others().items():
+                if end and end != self._ends_before.get(name):
+                    return _ended_early(name, end.split()[0], self._cluster.name)
         except tf.errors.OpError:
             _logger.exception("%s cannot be read", self._model_dir)
         return None

@@ -1,7 +1,9 @@
 """A task without progress ends itself; a task with progress runs on."""
 
+import contextlib
 import json
 import os
+import threading
 import types
 
 import pytest
@@ -110,39 +112,136 @@ def test_refusal_of_another_task_ends_this_one_with_2(tmp_path, monkeypatch):
     assert codes == [2]
 
 
-class _Stops(Watchdog):
-    """Remembers the global_step at which it is stopped."""
+class _Saver(tf.compat.v1.train.SessionRunHook):
+    """Looks at the watch of a hook where TensorFlow's saver, a later hook, saves."""
 
-    def stop(self) -> None:
-        super().stop()
-        session = tf.compat.v1.get_default_session()
-        self.stopped = session.run(tf.compat.v1.train.get_global_step())
+    def __init__(self, is_over):
+        self._is_over, self.looks = is_over, []
+
+    def after_run(self, run_context, run_values) -> None:
+        self.looks.append(self._is_over())
+
+    def end(self, session) -> None:
+        self.looks.append(self._is_over())
+
+
+def _is_over(watchdog, monkeypatch) -> bool:
+    """Returns whether one look of a task that makes no progress leaves it alone."""
+    codes = []
+    watchdog._deadline_secs, watchdog._is_stopped = -1, threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog_module, "_SECS_BETWEEN_LOOKS", 0)
+        patch.setattr(watchdog_module.os, "_exit", lambda code: _end(watchdog, codes))
+        watchdog._watch()
+    return not codes
+
+
+def _end(watchdog, codes) -> None:
+    codes.append(0)
+    watchdog.stop()
+
+
+@pytest.fixture
+def unwatched(monkeypatch):
+    """Starts no threads: `_is_over` looks."""
+    monkeypatch.setattr(Watchdog, "start", Watchdog.beat)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("last", [3, None])
-def test_the_watch_ends_with_the_last_update(last):
-    """Saving and closing may take any time then; with None another hook stops."""
+def test_the_last_save_is_watched_and_nothing_behind_the_session(monkeypatch):
+    """All tasks take part in a save; evaluation and export need no other task."""
     with tf.Graph().as_default():
         step = tf.compat.v1.train.create_global_step()
-        move, watchdog = step.assign_add(1), _Stops(60, "chief 0")
-        hooks = [ProgressHook(watchdog, 0 if last else None, last)]
-        hooks.insert(1 if last else 0, tf.compat.v1.train.StopAtStepHook(last_step=3))
+        move, watchdog = step.assign_add(1), Watchdog(60, "chief 0")
+        saver = _Saver(lambda: _is_over(watchdog, monkeypatch))
+        stop = tf.compat.v1.train.StopAtStepHook(last_step=2)
+        hooks = [stop, ProgressHook(watchdog, 0), saver]
+        with tf.compat.v1.train.MonitoredSession(hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(move)
+    assert saver.looks == [False] * 3
+    assert _is_over(watchdog, monkeypatch)
+
+
+class _Fails(tf.compat.v1.train.SessionRunHook):
+    """Fails in the third micro-step, and looks at the watch while there is a session."""
+
+    def __init__(self, error, is_over):
+        self._error, self._is_over = error, is_over
+        self.looks, self._count = [], 0
+
+    def after_create_session(self, session, coord) -> None:
+        self.looks.append(self._is_over())
+
+    def before_run(self, run_context) -> None:
+        self._count += 1
+        if self._count == 3:
+            raise self._error
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_error_ends_the_watch_and_a_session_that_is_replaced_does_not(
+    tmp_path, monkeypatch, unwatched, is_lost
+):
+    """A new session waits for the task that was lost."""
+    _set_task(0, monkeypatch)
+    hook = WatchdogHook(tmp_path, 10**6)
+    error = tf.errors.UnavailableError(None, None, "") if is_lost else ValueError()
+    fails = _Fails(error, lambda: _is_over(hook._watchdog, monkeypatch))
+    with tf.Graph().as_default():
+        step = tf.compat.v1.train.create_global_step()
+        move = step.assign_add(1)
+        stop = tf.compat.v1.train.StopAtStepHook(last_step=4)
+        refused = contextlib.nullcontext() if is_lost else pytest.raises(ValueError)
         with (
-            tf.compat.v1.train.SingularMonitoredSession(hooks) as session,
-            session.raw_session().as_default(),
+            refused,
+            tf.compat.v1.train.MonitoredSession(hooks=[fails, hook, stop]) as session,
         ):
             while not session.should_stop():
-                assert not hasattr(watchdog, "stopped")
                 session.run(move)
-        assert watchdog.stopped == 3
+    assert fails.looks == [False] * (1 + is_lost)
+    assert _is_over(hook._watchdog, monkeypatch)
+
+
+@pytest.mark.once
+def test_a_second_training_with_a_hook_stops_the_watch_of_the_first(
+    tmp_path, monkeypatch, unwatched
+):
+    """The session of the first could not be created."""
+    _set_task(0, monkeypatch)
+    hook = WatchdogHook(tmp_path, 60)
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+        hook.begin()
+        first = hook._watchdog
+        hook.begin()
+    assert first._is_stopped.is_set() and not hook._watchdog._is_stopped.is_set()
+
+
+@pytest.mark.once
+def test_an_end_of_the_start_before_is_not_believed(tmp_path, monkeypatch, unwatched):
+    """A worker that died before it could remove its file is a lost task."""
+    _train_as(1, tmp_path, monkeypatch)
+    waiting = _train_as(0, tmp_path, monkeypatch)
+    assert waiting._find_reason() is None
+    _train_as(1, tmp_path, monkeypatch)  # ends at the same global_step
+    assert "Received: worker 1, whose data has ended" in waiting._find_reason()
+
+
+def _set_task(number, monkeypatch) -> None:
+    """Makes this process a worker of 2."""
+    cluster = {"worker": ["a:1", "b:2"]}
+    task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
 
 
 def _train_as(number, folder, monkeypatch, size=3, in_cluster=True):
     """Returns the hook of a worker of 2 that trains until its data ends."""
-    cluster = {"worker": ["a:1", "b:2"]}
-    task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(task) if in_cluster else "")
+    if in_cluster:
+        _set_task(number, monkeypatch)
+    else:
+        monkeypatch.setenv("TF_CONFIG", "")
     hook = WatchdogHook(folder, 10**6)
     with tf.Graph().as_default():
         step = tf.compat.v1.train.create_global_step()
@@ -161,10 +260,12 @@ def test_a_worker_whose_data_ends_before_the_others_is_named(tmp_path, monkeypat
     codes, logged = [], []
     monkeypatch.setattr(watchdog_module.os, "_exit", codes.append)
     monkeypatch.setattr(watchdog_module._logger, "error", lambda *a: logged.append(a))
+    waiting = _train_as(0, tmp_path, monkeypatch, size=2)
     ended = _train_as(1, tmp_path, monkeypatch)
     assert ended._find_reason() is None  # its own end
-    assert ended._watchdog._is_stopped.wait(60)  # its session is closed
-    waiting = _train_as(0, tmp_path, monkeypatch, size=2)
+    for hook in (ended, waiting):
+        assert hook._watchdog._is_stopped.wait(60)  # its session is closed
+    waiting._watchdog.stop_when(lambda: False)  # as if it still waited
     sentence = (
         "Received: worker 1, whose data has ended at global_step 3, while worker 0"
     )
@@ -190,7 +291,7 @@ def test_one_process_has_no_watch_and_an_end_of_a_start_before_is_removed(
     assert not list(tmp_path.iterdir())
     _train_as(0, tmp_path, monkeypatch)
     end = tmp_path / ".end_of_worker_0"
-    assert end.read_text() == "3"
+    assert end.read_text().startswith("3 ")
     hook = WatchdogHook(tmp_path, 60)
     with tf.Graph().as_default():
         tf.compat.v1.train.create_global_step()
