@@ -18,17 +18,6 @@ from estimator_accum import reports
 from tests.helpers.processes import running
 from tests.helpers.processes.pages import write_wheels
 
-_NOT_BUILT = (
-    ".venv*",
-    ".git",
-    "build",
-    "*.egg-info",
-    ".*cache",
-    "__pycache__",
-    "demo",
-    "site",
-)
-
 
 def _python(*arguments, cwd: pathlib.Path = running.ROOT) -> str:
     command = [sys.executable, *map(str, arguments)]
@@ -43,7 +32,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     """The wheel, built from the source archive, which lies beside it."""
     pytest.importorskip("build.env", reason="PyPA's build is not installed")
     source = tmp_path_factory.mktemp("source") / "tree"
-    shutil.copytree(running.ROOT, source, ignore=shutil.ignore_patterns(*_NOT_BUILT))
+    running.copy_tree(running.ROOT, source)
     dist = tmp_path_factory.mktemp("dist")
     _python("-m", "build", "--no-isolation", f"--outdir={dist}", source)
     (wheel,) = dist.glob("*.whl")

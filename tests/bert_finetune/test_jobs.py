@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import pathlib
 import shutil
 import signal
@@ -14,7 +13,6 @@ import tensorflow as tf
 
 from bert_finetune import evaluations, inputs, jobs, model_fn, recomputing, training
 from estimator_accum import recompute
-from estimator_accum.hooks import _signals
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.progress import read_progress
 from tests.helpers.models import tiny_bert
@@ -109,8 +107,7 @@ def test_a_signal_ends_training_with_a_checkpoint(settings, monkeypatch):
         def after_run(self, run_context, run_values):
             if not self.has_sent:
                 self.has_sent = True
-                os.kill(os.getpid(), signal.SIGUSR1)
-                running.wait_until(lambda: _signals._watch.received is not None)
+                running.signal_training(signal.SIGUSR1)
 
     make = model_fn.make_accumulation_hooks
     with_signal = lambda *args, **options: [*make(*args, **options), _Signal()]

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from tests import conftest
-from tests.helpers.processes.running import ROOT
+from tests.helpers.processes.running import ROOT, copy_tree
 
 pytestmark = pytest.mark.once
 # A Python that only notes what it is asked for; pip and pytest end as a test says.
@@ -40,7 +40,7 @@ def run(tmp_path):
     """
     clone, log, tools = tmp_path / "a clone", tmp_path / "log", tmp_path / "bin"
     for name in ("scripts", ".ci"):
-        shutil.copytree(ROOT / name, clone / name)
+        copy_tree(ROOT / name, clone / name)
     for name in ("pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, clone)
     tools.mkdir()

@@ -1,6 +1,5 @@
 """save_on_signal: training that a signal stops resumes as if there were no signal."""
 
-import logging
 import os
 import signal
 import threading
@@ -35,7 +34,7 @@ class _Fail(v1.train.SessionRunHook):
 
 
 class _Send(v1.train.SessionRunHook):
-    """Sends a signal after a micro-step, and waits until it is received."""
+    """Sends a signal after a micro-step."""
 
     def __init__(self, number, micro_step):
         self._number, self._left = number, micro_step
@@ -44,14 +43,7 @@ class _Send(v1.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         self._left -= 1
         if self._left == 0:
-            received = threading.Event()
-            handler = logging.Handler()
-            handler.emit = lambda record: received.set()
-            logger = logging.getLogger("tensorflow.estimator_accum")
-            logger.addHandler(handler)
-            os.kill(os.getpid(), self._number)
-            running.wait_until(received.is_set)
-            logger.removeHandler(handler)
+            running.signal_training(self._number)
 
     def end(self, session):
         self.has_ended = True

@@ -28,7 +28,6 @@ import setuptools
 
 from tests.helpers.processes import running
 
-_NOT_THE_REPOSITORYS = (".*", "build", "*.egg-info", "demo", "site", "*_output")
 _LONGEST_MESSAGE = 1 << 17  # bytes
 _MADE_UP = {"tensorflow_estimator": "2.15.0", "numpy": "1.26"} | dict.fromkeys(
     ("absl_py", "filelock", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
@@ -106,7 +105,8 @@ def shell(folder: pathlib.Path) -> Iterator[Callable[..., str]]:
     """
     for path in running.ROOT.iterdir():
         if not any(
-            fnmatch.fnmatch(path.name, pattern) for pattern in _NOT_THE_REPOSITORYS
+            fnmatch.fnmatch(path.name, pattern)
+            for pattern in running.NOT_THE_REPOSITORYS
         ):
             (folder / path.name).symlink_to(path)
     with tempfile.TemporaryDirectory() as short, _Server(f"{short}/socket") as server:

@@ -13,19 +13,25 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import pathlib
 import random
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 DEADLINE_SECS = 1200  # for any event that a test waits for
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 ROOT = PROGRAMS.parents[2]
+# Beside the repository's files; other tests may write them during a copy.
+NOT_THE_REPOSITORYS = (".*", "__pycache__", "build", "*.egg-info", "demo", "site")
+NOT_THE_REPOSITORYS += ("*_output",)
 _SECS_BETWEEN_LOOKS = 0.01
 _PORTS = range(20_000, 32_000)  # below the kernel's ports for outgoing connections
 _locks = []  # open lock files of ports, until this process ends
@@ -146,6 +152,30 @@ def wait_until(condition: Callable[[], object], *programs: Program) -> None:
             assert code is None or condition(), f"it has ended with {code}"
         assert time.monotonic() < end, "the deadline of all tests has passed"
         time.sleep(_SECS_BETWEEN_LOOKS)
+
+
+def copy_tree(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a folder, without files beside those of the repository."""
+    ignored = shutil.ignore_patterns(*NOT_THE_REPOSITORYS)
+    shutil.copytree(source, target, ignore=ignored)
+
+
+def signal_training(number: int) -> None:
+    """Sends a signal to this process, which trains; waits until it says it received it."""
+    is_received, handler = threading.Event(), logging.Handler()
+
+    def note(record: logging.LogRecord) -> None:
+        if "a second signal" in record.getMessage():
+            is_received.set()
+
+    handler.emit = note
+    logger = logging.getLogger("tensorflow.estimator_accum")
+    logger.addHandler(handler)
+    try:
+        os.kill(os.getpid(), number)
+        wait_until(is_received.is_set)
+    finally:
+        logger.removeHandler(handler)
 
 
 def environment(tf_config: dict | None = None) -> dict[str, str]:

@@ -19,7 +19,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from distributed import model_fn
 from distributed.main import main
-from estimator_accum.hooks import _signals
 from estimator_accum.programs import watchdog
 from tests.helpers.processes import running
 
@@ -32,8 +31,7 @@ def _training_in_memory(loss, labels, *arguments):
             died.touch()
             os._exit(9)
         if micro_steps < 0 and step == -micro_steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-            running.wait_until(lambda: _signals._watch.received is not None)
+            running.signal_training(signal.SIGTERM)
         if len(labels) > rows_in_memory:
             raise MemoryError(f"{len(labels)} images")
         return labels
