@@ -173,6 +173,9 @@ class _LazyShape(tf.TensorShape):
     def rank(self) -> int:
         return len(self._partial)
 
+    def is_fully_defined(self) -> bool:
+        return self._infer().is_fully_defined()
+
     def __len__(self) -> int:
         return self.rank
 

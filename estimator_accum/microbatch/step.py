@@ -433,7 +433,7 @@ def _key_of(name: str, leaf):
     Raises:
         TypeError: If it has no hash, as for tf.function: its values might change.
     """
-    if isinstance(leaf, tf.Variable):
+    if hasattr(leaf, "assign"):  # a variable, of Keras too
         return id(leaf)
     try:
         hash(leaf)

@@ -118,7 +118,8 @@ def check_same(
         return
     before = _flat(run)
     for name, value in _flat(now).items():
-        if before.get(name) != value:
+        # A setting that is on or off was off where a run does not name it.
+        if before.get(name, False if value is False else None) != value:
             what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
             raise OtherRunError(
                 f"{rule} Received: {os.fspath(output_dir)}, which holds a run with "

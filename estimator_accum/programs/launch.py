@@ -261,7 +261,7 @@ class _Progress:
         except (FileNotFoundError, NotADirectoryError):
             return
         self._size, self._since = size, time.monotonic()
-        with contextlib.suppress(ValueError):  # a damaged row
+        with contextlib.suppress(OverflowError, ValueError):  # a damaged row
             self.updates = last_update(self._path.parent)
         self.bar.n = self.updates
         self.bar.refresh()
@@ -310,7 +310,9 @@ def _spoken(output_dir: pathlib.Path | None, checkpoint: str | None) -> str:
     if checkpoint is None:
         return "the beginning"
     global_step = checkpoint.rpartition("-")[2]
-    update = update_at(output_dir, global_step) if global_step.isdecimal() else None
+    update = None
+    with contextlib.suppress(TypeError, ValueError):  # a damaged row
+        update = update_at(output_dir, global_step) if global_step.isdecimal() else None
     return checkpoint if update is None else f"update {update:,}"
 
 

@@ -849,12 +849,13 @@ def test_a_function_may_unpack_the_shape_of_a_batch_whose_size_it_does_not_use()
         )
 
     x = _X[:, None]
-    np.testing.assert_allclose(microbatch_step(step, 2)(x), step(x), rtol=_LIMIT)
+    ours = microbatch_step(step, 2)(x)
+    np.testing.assert_allclose(ours, step(x), rtol=_LIMIT, atol=_LIMIT)
 
     def uses(x):
         return tf.function(lambda x: x / _flat.python_function(x)[1])(x)
 
-    with pytest.raises(ValueError, match="from tf.shape where it is not static"):
+    with pytest.raises(ValueError, match="where it is not static|loop computes"):
         microbatch_step(uses, 2)(x)
 
 

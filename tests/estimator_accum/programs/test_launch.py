@@ -175,6 +175,9 @@ def test_damaged_files_are_left_to_the_tasks(launch, output_dir):
     for name in ("checkpoint", "train_metrics.csv"):
         (output_dir / name).write_bytes(b"update_step,\xff\n\xff,\n\xff,\n")
     assert launch("", "--workers=1", "--max_restarts=0")[0] == 0
+    (output_dir / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-5"')
+    code, output = launch("sys.exit(1)", "--workers=1", "--max_restarts=1")
+    assert code == 1 and "from model.ckpt-5" in output
 
 
 def test_of_a_file_in_the_folders_place_the_tasks_speak(launch, output_dir):
