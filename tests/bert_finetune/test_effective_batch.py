@@ -213,6 +213,7 @@ def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypat
     cluster = Cluster(chief="a:1", workers=("b:1",), task_type="worker")
     monkeypatch.setattr(training, "Watchdog", calls.Watchdog)
     monkeypatch.setattr(training, "make_strategy", lambda *_: None)
+    _ = tf.estimator.Estimator  # loads the module, which would undo the next line
     monkeypatch.setattr(tf.estimator, "train_and_evaluate", calls.train)
     training.train(jobs.prepare(inputs.read(changed, cluster)))
     watchdog, start, (_, (_, spec, _), _), stop = calls.mock_calls
