@@ -511,8 +511,7 @@ WARNING = "is a mean over another number of elements in each micro-batch"
 @pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OF_OWN_NUMBERS)
 def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog):
-    m = _Regression(BATCHES[batch])
-    loss = OF_OWN_NUMBERS[name](m)
+    loss = OF_OWN_NUMBERS[name](_Regression(BATCHES[batch]))
     caplog.clear()
     _train_op(loss, 3)
     (message,) = caplog.messages
@@ -521,7 +520,13 @@ def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog)
     if name == "of_two_divisors":
         line = "let microbatch_model_fn split"
     assert WARNING in message and line in message
-    caplog.clear()
+
+
+def test_a_mean_over_tokens_with_its_weight_or_alone_is_not_warned_of(
+    fresh_graph, caplog
+):
+    m = _Regression()
+    loss = OF_OWN_NUMBERS["by_its_mask"](m)
     _train_op(loss, 3, weight=tf.reduce_sum(m.mask), name="weighted")
     _train_op(loss, 1, name="plain")
     assert not caplog.messages
