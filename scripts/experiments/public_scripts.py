@@ -1,10 +1,12 @@
 """Compares the weights of public scripts, split into micro-batches or unsplit.
 
-Fetches ten training scripts of nine public repositories from PyPI, in pinned versions
-with pinned hashes, into --work_dir, and lets each train 20 updates, as TensorFlow 1
-code: with whole batches, with `estimator-accum run --micro_batches=4`, and with whole
-batches whose examples are in reverse order, which shows what rounding does. Their texts
-stay as they are. Each is started by a driver in scripts/experiments/public, with a
+Fetches ten training scripts and three models of TensorFlow 2, of eleven public
+repositories, from PyPI, in pinned versions with pinned hashes, into --work_dir, and
+lets each train 20 updates: with whole batches, in 4 micro-batches, and with whole
+batches whose examples are in reverse order, which shows what rounding does. Scripts
+are TensorFlow 1 code, split by `estimator-accum run --micro_batches=4`; the models
+are split by `keras.microbatch` or `microbatch_step`, one line of the driver. Their
+texts stay as they are. Each is started by a driver in scripts/experiments/public, with a
 small model and made-up data, without dropout. Prints a Markdown table; a difference is
 
     max |split - whole| / max |whole|
@@ -12,7 +14,7 @@ small model and made-up data, without dropout. Prints a Markdown table; a differ
 of one weight, and the largest is shown. Weights whose gradient is zero but for rounding
 are left out. Exit code 1 if a script fails, or a difference is above 2e-5.
 
-With --errors=N memory runs out N times in all, in four of them: at the begin or end of
+With --errors=N memory runs out N times in all, in four scripts: at the begin or end of
 some micro-batch, after which the batch is retried in twice as many. Then the weights
 must be those of a run without errors split alike, to the bit.
 
@@ -55,6 +57,7 @@ _DISTURBED = ("bert_classifier", "deepctr_wide_deep", "opennmt_transformer", "tf
 
 # Imports of the scripts beside TensorFlow.
 _LIBRARIES = (
+    "attrs==23.2.0",
     "cloudpickle==3.0.0",
     "decorator==5.1.1",
     "dm-tree==0.1.8",
@@ -72,6 +75,7 @@ class Project(NamedTuple):
         sha256: Checksum of the package.
         optimizer: Its optimizer.
         left_out: Elements whose gradient is zero, by patterns of weights' names.
+        is_v2: Whether it is code of TensorFlow 2, which its driver splits.
     """
 
     script: str
@@ -79,6 +83,7 @@ class Project(NamedTuple):
     sha256: str
     optimizer: str
     left_out: dict[str, slice]
+    is_v2: bool = False
 
 
 # Attention's weights do not change when all scores of a query grow by one number.
@@ -152,6 +157,30 @@ PROJECTS = {
         "a6869fc145c9df55bc337f255d7d27c2a36f5bed58507dde7bd9de5cfc2a9421",
         "Adam and Adam",
         {},
+    ),
+    "recommenders_retrieval": Project(
+        "tensorflow/recommenders: Model, Retrieval",
+        "tensorflow-recommenders==0.7.3",
+        "aa1ec194a0259e4a0d6a06d913a2b33e018762b9b11ed4570764f522afe80193",
+        "Adagrad",
+        {},
+        is_v2=True,
+    ),
+    "structured_adversarial": Project(
+        "tensorflow/neural-structured-learning: AdversarialRegularization",
+        "neural-structured-learning==1.4.0",
+        "bdf98943f09a3e1aaad8f321d668fddb52663f2ca950046ca964a524d9464e2a",
+        "Adam",
+        {},
+        is_v2=True,
+    ),
+    "deepctr_deepfm": Project(
+        "shenweichen/DeepCTR: DeepFM",
+        "deepctr==0.9.3",
+        "f28dc81c0aca2d61dff17ef53babe14f898bf314918661462b1f5f3a9e77f328",
+        "Adam",
+        {},
+        is_v2=True,
     ),
 }
 
@@ -320,7 +349,8 @@ def _run(
         name: Name of the driver.
         folder: Folder for its output.
         run: Name of the run.
-        micro_batches: Flag of `estimator-accum run`; None trains whole batches.
+        micro_batches: Flag of `estimator-accum run`, or of a driver of TensorFlow 2;
+            None trains whole batches.
         driver_flags: Flags of the driver.
 
     Returns:
@@ -330,8 +360,12 @@ def _run(
     trainer = ["estimator_accum.compat", "--v1"]
     if micro_batches is not None:
         trainer = ["estimator_accum", "run", "--v1", micro_batches]
+    trainer = ["-m", *trainer]
+    if PROJECTS[name].is_v2:
+        trainer = []
+        driver_flags = [*driver_flags, *([micro_batches] if micro_batches else [])]
     command = [
-        *(sys.executable, "-m", *trainer),
+        *(sys.executable, *trainer),
         str(_DRIVERS / f"{name}.py"),
         f"--output_dir={folder / run}",
         f"--first_weights={folder / 'first.npz'}",

@@ -1,5 +1,6 @@
 """public_scripts.py without the network."""
 
+import importlib
 import re
 import sys
 
@@ -59,6 +60,52 @@ def test_each_script_has_a_driver_and_a_hash():
         assert re.fullmatch(r"[0-9a-f]{64}", project.sha256)
     assert set(public_scripts._DISTURBED) <= public_scripts.PROJECTS.keys()
     assert bench.UPDATES == public_scripts._UPDATES
+
+
+@pytest.mark.parametrize("name", ["deepctr_wide_deep", "deepctr_deepfm"])
+def test_a_driver_of_tensorflow_2_splits_by_itself(name, monkeypatch, tmp_path):
+    def run_program(command, log):
+        (tmp_path / "cut.npz").touch()
+        commands.append([str(part) for part in command])
+        return 1
+
+    commands = []
+    monkeypatch.setattr(public_scripts, "_run_program", run_program)
+    (tmp_path / "cut.log").touch()
+    public_scripts._run(name, tmp_path, "cut", "--micro_batches=4", ["--in_reverse"])
+    (command,) = commands
+    driver = command.index(str(public_scripts._DRIVERS / f"{name}.py"))
+    is_v2 = public_scripts.PROJECTS[name].is_v2
+    assert ("estimator_accum" in command[:driver]) == (not is_v2)
+    assert ("--micro_batches=4" in command[driver:]) == is_v2
+    assert command[-1 - is_v2] == "--in_reverse"
+
+
+@pytest.mark.parametrize("is_in_reverse", [False, True])
+def test_models_begin_with_the_first_ones_weights(is_in_reverse, tmp_path, monkeypatch):
+    first, last = tmp_path / "first.npz", tmp_path / "last.npz"
+    np.savez(first, **{"0/w:0": np.float32(5)})
+    flags = [f"--first_weights={first}", f"--last_weights={last}", "--micro_batches=4"]
+    flags += ["--in_reverse"] * is_in_reverse
+    monkeypatch.setattr(sys, "argv", ["driver.py", f"--output_dir={tmp_path}", *flags])
+    monkeypatch.syspath_prepend(public_scripts._DRIVERS)
+    keras_bench = importlib.import_module("keras_bench")
+    variable = tf.Variable(1.0, name="w")
+    optimizer = tf.keras.optimizers.SGD()
+    rows = np.arange(bench.UPDATES * bench.BATCH)
+    batches = []
+
+    def fit(data, count):
+        batches.extend(data.as_numpy_iterator())
+        variable.assign_add(count)
+
+    keras_bench.train([variable], optimizer, rows, fit)
+    expected = rows[: bench.BATCH]
+    np.testing.assert_array_equal(
+        batches[0], expected[::-1] if is_in_reverse else expected
+    )
+    assert len(batches) == bench.UPDATES
+    assert np.load(last)["0/w:0"] == 9
 
 
 def _train(folder, run, *, seed, in_reverse=False, monkeypatch):

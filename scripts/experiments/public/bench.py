@@ -27,21 +27,28 @@ BATCH = 32
 _PLACES = ("begin", "end")  # of a micro-batch
 
 
+def read_flags() -> argparse.Namespace:
+    """Reads the driver's flags, and makes its output folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output_dir", type=pathlib.Path, required=True)
+    parser.add_argument("--first_weights", type=pathlib.Path, required=True)
+    parser.add_argument("--last_weights", type=pathlib.Path, required=True)
+    parser.add_argument("--micro_batches", type=int, default=1)
+    parser.add_argument("--errors", type=int)
+    parser.add_argument("--without_errors", action="store_true")
+    parser.add_argument("--in_reverse", action="store_true")
+    flags = parser.parse_args()
+    flags.output_dir.mkdir(parents=True, exist_ok=True)
+    return flags
+
+
 def begin() -> pathlib.Path:
     """Reads the driver's flags, and makes Estimators do as they say.
 
     Returns:
         The output folder, which exists.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output_dir", type=pathlib.Path, required=True)
-    parser.add_argument("--first_weights", type=pathlib.Path, required=True)
-    parser.add_argument("--last_weights", type=pathlib.Path, required=True)
-    parser.add_argument("--errors", type=int)
-    parser.add_argument("--without_errors", action="store_true")
-    parser.add_argument("--in_reverse", action="store_true")
-    flags = parser.parse_args()
-    flags.output_dir.mkdir(parents=True, exist_ok=True)
+    flags = read_flags()
     memory = None
     if flags.errors is not None:
         memory = Memory(flags.errors, not flags.without_errors)
