@@ -8,11 +8,13 @@ them; each writes its last weights. Nothing in the script's text changes.
 """
 
 import argparse
+import functools
 import inspect
 import pathlib
 import random
 import runpy
 import sys
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -52,17 +54,16 @@ def begin() -> pathlib.Path:
     memory = None
     if flags.errors is not None:
         memory = Memory(flags.errors, not flags.without_errors)
-        # Where "auto" takes its count from.
+        # Where "auto" takes its count from, and where micro-batches run.
         module = sys.modules[microbatch_model_fn.__module__]
         module.MicroBatchCount = lambda *arguments: memory
+        memory.limit(sys.modules["estimator_accum.microbatch.runner"].BatchRunner)
     kind = v1.estimator.Estimator
     plain_train = kind.train
 
     def train(estimator, input_fn, hooks=None, *arguments, **options):
         if estimator._config.tf_random_seed is None:  # examples are shuffled alike
             estimator._config._tf_random_seed = 1
-        if memory is not None:
-            estimator._model_fn = memory.limit(estimator._model_fn)
         if flags.in_reverse:
             estimator._model_fn = in_reverse(estimator._model_fn)
         weights = Weights(flags.first_weights, flags.last_weights)
@@ -128,6 +129,7 @@ class Memory:
     """
 
     is_fixed = can_recompute = recompute = False
+    outcome = None
 
     def __init__(self, errors: int, has_errors: bool):
         chance = random.Random(errors)
@@ -168,66 +170,46 @@ class Memory:
         self._begin_update()
         return False
 
-    def _may_fail(self, where: str):
+    def run(self, session, *arguments):
+        """Runs a micro-batch, with the error that is planned for its begin or end."""
+        self._may_fail("begin")
+        values = session.run(*arguments)
+        self._may_fail("end")
+        self._index += 1
+        return values
+
+    def _may_fail(self, where: str) -> None:
         if self._pending and self._pending[0] == (self._index, where):
             raise MemoryError(f"{where} of micro-batch {self._index}")
-        self._index += where == "end"
-        return np.float32(0)
 
-    def limit(self, model_fn):
-        """Returns `model_fn` with this memory."""
+    def limit(self, runner: type) -> None:
+        """Has a class of runners run its micro-batches in this memory."""
+        plain = runner._run_micro_batches
 
-        def begin(tensors):
-            size = tf.shape(tf.nest.flatten(tensors, expand_composites=True)[0])
-            with tf.control_dependencies([self._op("begin", size)]):
-                tensors = _mapped(tf.identity, tensors)
-            return tensors, size
+        def run_micro_batches(self_, session, *arguments):
+            limited = types.SimpleNamespace(run=functools.partial(self.run, session))
+            return plain(self_, limited, *arguments)
 
-        def end(spec, size):
-            with tf.control_dependencies([spec.loss]):
-                last = self._op("end", size)
-            return spec._replace(train_op=tf.group(spec.train_op, last))
-
-        return _around(model_fn, begin, end)
-
-    def _op(self, where: str, size: tf.Tensor) -> tf.Tensor:
-        """Returns an operation of each micro-batch, because it reads its size."""
-        return tf.numpy_function(lambda _: self._may_fail(where), [size], tf.float32)
+        runner._run_micro_batches = run_micro_batches
 
 
 def in_reverse(model_fn):
     """Returns `model_fn` with the examples of each batch in reverse order."""
-
-    def begin(tensors):
-        return _mapped(lambda x: tf.reverse(x, [0]), tensors), None
-
-    return _around(model_fn, begin, lambda spec, _: spec)
-
-
-def _around(model_fn, begin, end):
-    """Returns a model_fn that does something before and after `model_fn` in training.
-
-    Args:
-        model_fn: The model_fn.
-        begin: Function of (features, labels); returns what replaces them, and a value.
-        end: Function of the EstimatorSpec and that value; returns what replaces it.
-    """
     names = function_utils.fn_args(model_fn)
 
-    def around(features, labels, mode, **others):
-        state = None
-        if mode == v1.estimator.ModeKeys.TRAIN:
-            (features, labels), state = begin((features, labels))
+    def reversed_fn(features, labels, mode, **others):
         values = {"features": features, "labels": labels, "mode": mode, **others}
-        spec = model_fn(**{name: values[name] for name in names})
-        return end(spec, state) if mode == v1.estimator.ModeKeys.TRAIN else spec
+        if mode == v1.estimator.ModeKeys.TRAIN:
+            for name in ("features", "labels"):
+                values[name] = _mapped(lambda x: tf.reverse(x, [0]), values[name])
+        return model_fn(**{name: values[name] for name in names})
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     all_names = dict.fromkeys(["features", "labels", "mode", *names])
-    around.__signature__ = inspect.Signature(
+    reversed_fn.__signature__ = inspect.Signature(
         [inspect.Parameter(name, kind) for name in all_names]
     )
-    return around
+    return reversed_fn
 
 
 def _mapped(function, tensors):
