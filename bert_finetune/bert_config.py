@@ -3,11 +3,10 @@
 import dataclasses
 import math
 import numbers
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from estimator_accum.programs.json_text import parse_json
+from estimator_accum.programs.json_text import parse_json, read_file
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "tanh", "linear")
 SIZES = (
@@ -86,21 +85,13 @@ def read_json_object(path: str) -> dict[str, Any]:
     Raises:
         TypeError, ValueError: If the file does not exist or holds no JSON object.
     """
-    if "://" in path:  # TensorFlow reads such storage, but its import takes seconds
-        import tensorflow as tf
-
-        gfile = tf.io.gfile
-        is_file, open_ = gfile.exists(path) and not gfile.isdir(path), gfile.GFile
-    else:
-        is_file, open_ = os.path.isfile(path), open
-    if not is_file:
-        raise ValueError(
-            f"A configuration must be a JSON file. Received: {path}, which is "
-            f"not a file. {_REMEDY}"
-        )
     try:
-        with open_(path, "rb") as file:
-            content = parse_json(file.read())
+        content = parse_json(read_file(path))
+    except OSError as error:
+        raise ValueError(
+            f"A configuration must be a JSON file. Received: {path}, which cannot be "
+            f"read ({error.strerror or error}). {_REMEDY}"
+        ) from error
     except ValueError as error:
         raise ValueError(
             f"{path} must hold a JSON object. Received text that is not JSON: "

@@ -12,7 +12,6 @@ import pathlib
 import shutil
 
 import numpy as np
-import tensorflow as tf
 from safetensors.numpy import save_file
 
 from bert_finetune.bert_config import BertConfig
@@ -29,6 +28,7 @@ from bert_finetune.hf_names import (
 )
 from bert_finetune.tasks import Task
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.programs.progress import read_values
 
 _HEAD_DROPOUT = 0.1  # of google-research/bert's classifier, for every config
 
@@ -74,10 +74,11 @@ def export_classifier(
 
 
 def _tensors(checkpoint: str, config: BertConfig) -> dict[str, np.ndarray]:
-    reader = tf.train.load_checkpoint(checkpoint)
-    tensors = {name: reader.get_tensor(variable) for variable, name in HEAD.items()}
-    for variable in encoder_shapes(config):
-        array = reader.get_tensor(variable)
+    encoder = encoder_shapes(config)
+    arrays = read_values(checkpoint, [*HEAD, *encoder])
+    tensors = {name: arrays[variable] for variable, name in HEAD.items()}
+    for variable in encoder:
+        array = arrays[variable]
         if is_transposed(variable):
             array = np.ascontiguousarray(array.T)
         tensors[BERT.prefix + BERT.tensor_names(variable)[0]] = array

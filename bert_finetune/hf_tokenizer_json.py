@@ -149,7 +149,7 @@ def _ids(
                 f"`vocab_size` = {vocab_size}. Received: {number!r} for {token!r}. "
                 f"{ONE_MODEL}"
             )
-    if not ids:
+    if not isinstance(vocabulary, Mapping) or not vocabulary:
         raise ValueError(
             f"`model.vocab` in {path} must hold the ids of 1 to `vocab_size` = "
             f"{vocab_size} tokens. Received: none. {ONE_MODEL}"

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from bert_finetune import (
     diagnosis,
@@ -46,7 +45,11 @@ from estimator_accum.programs.folder import (
     write_results,
 )
 from estimator_accum.programs.job import finished_run
-from estimator_accum.programs.progress import latest_checkpoint, read_progress
+from estimator_accum.programs.progress import (
+    latest_checkpoint,
+    read_progress,
+    read_values,
+)
 from estimator_accum.programs.strategies import count_replicas
 from estimator_accum.reports import CsvReport
 
@@ -336,8 +339,7 @@ def _evaluate(
 
 def _step(checkpoint: str, name: str) -> int:
     """Returns a counter of a checkpoint; 0 if it has none."""
-    reader = tf.train.load_checkpoint(checkpoint)
-    return int(reader.get_tensor(name)) if reader.has_tensor(name) else 0
+    return int(read_values(checkpoint, [name]).get(name, 0))
 
 
 def _export(run: Run, estimator, checkpoint: str) -> None:

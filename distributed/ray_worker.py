@@ -34,7 +34,7 @@ from estimator_accum.programs.folder import (
 )
 from estimator_accum.programs.lock import locked
 from estimator_accum.programs.program import set_verbosity
-from estimator_accum.programs.progress import named_checkpoint
+from estimator_accum.programs.progress import named_checkpoint, read_values
 from estimator_accum.programs.saving import copy_checkpoint
 
 
@@ -102,7 +102,7 @@ def _evaluated(output_dir: pathlib.Path, checkpoint: str | None) -> dict[str, fl
     pairs = (line.split(" = ") for line in path.read_text().splitlines())
     values = {name: float(value) for name, value in pairs}
     if checkpoint is not None:
-        step = tf.train.load_variable(checkpoint, "global_step")
+        step = read_values(checkpoint, ["global_step"]).get("global_step")
         if step != values.get("global_step"):
             return {}  # they are of an earlier run, or of the best checkpoint
     return {f"eval_{name.removeprefix('eval_')}": values[name] for name in values}

@@ -164,7 +164,7 @@ class WindowlessRestore:
 
     def restore(self, sess: tf.compat.v1.Session, save_path: str) -> None:
         """Restores `save_path`, with or without accumulation state."""
-        reader = tf.train.load_checkpoint(save_path)
+        reader = tf.compat.v1.train.NewCheckpointReader(save_path)
         names = set(reader.get_variable_to_shape_map())
         _warn_of_lost_window(reader, names, self._state_names)
         has_same_sums = self._has_same_sums(reader, names)

@@ -1,6 +1,7 @@
 """The end of a program that trains: an exit code, with one sentence on an error."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import sys
@@ -101,6 +102,15 @@ def _stopped(output_dir: str) -> str:
     )
 
 
+def _reason(message: str) -> str:
+    """Returns the line of TensorFlow's message that the failed operation has written."""
+    lines = message.splitlines()
+    for line, following in itertools.pairwise(lines):
+        if following.strip().startswith("[["):  # the operation's name
+            return line.strip().rstrip(".")
+    return lines[0].rstrip(".")
+
+
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     """Returns a sentence for an error that the user can fix; None for any other."""
     if isinstance(error, LockedFolderError | OtherRunError | DamagedCheckpointError):
@@ -128,7 +138,7 @@ def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     if isinstance(error, damage) and "RestoreV2" in str(error):
         return (
             "Checkpoints must be whole. Received: "
-            f"{error.message.splitlines()[0].rstrip('.')}. If it is the last one of "
+            f"{_reason(error.message)}. If it is the last one of "
             f"{output_dir}, name an older one as model_checkpoint_path in "
             f"{pathlib.Path(output_dir, 'checkpoint')}, or use another --output_dir."
         )

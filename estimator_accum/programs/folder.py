@@ -6,14 +6,15 @@ A run writes `run_settings.json` beside its checkpoints. Needs no TensorFlow.
 import contextlib
 import csv
 import json
+import math
 import os
 import pathlib
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from estimator_accum.programs.json_text import parse_json
+from estimator_accum.programs.json_text import parse_json, read_file
 
 SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
@@ -153,35 +154,35 @@ def make_run_folder(output_dir: str | os.PathLike) -> None:
 
 def settings_in(output_dir: str | os.PathLike) -> dict[str, Any]:
     """Returns the settings of the folder's run; none if there is no run."""
-    path = os.path.join(output_dir, SETTINGS_FILE)
-    if "://" in path:  # TensorFlow reads such storage, but its import takes seconds
-        import tensorflow as tf
+    try:
+        return read_settings(os.path.join(output_dir, SETTINGS_FILE))
+    except _AbsentError:
+        return {}
 
-        gfile = tf.io.gfile
-        return read_settings(path, gfile.GFile) if gfile.exists(path) else {}
-    return read_settings(path) if os.path.exists(path) else {}
+
+class _AbsentError(ValueError):
+    """There is no such file."""
 
 
 def read_settings(
-    path: str | os.PathLike, open_: Callable = open, *, flag: str | None = None
+    path: str | os.PathLike, *, flag: str | None = None
 ) -> dict[str, Any]:
     """Returns the settings that a run has written; raises ValueError if unreadable.
 
     Args:
         path: The file.
-        open_: Function that opens it.
         flag: Flag that named the file; None if it is in the output folder.
     """
     try:
-        with open_(path, "rb") as file:
-            content = parse_json(file.read())
+        content = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         content = error
     if isinstance(content, dict):
         return content
     what = f"`{flag}`" if flag else path
     named = f"{path}, a file" if flag else "a file"
-    raise ValueError(
+    is_absent = isinstance(content, FileNotFoundError | NotADirectoryError)
+    raise (_AbsentError if is_absent else ValueError)(
         f"{what} must be the settings file of a run. Received: {named} that cannot be "
         f"read ({content}). Use another {'file' if flag else 'folder'}."
     )
@@ -205,16 +206,21 @@ def write_results(output_dir: str | os.PathLike, values: Mapping[str, Any]) -> s
 
 
 def last_row(output_dir: str | os.PathLike) -> dict[str, float]:
-    """Returns the known values of the last row of `train_metrics.csv`, by column."""
+    """Returns the known values of the last whole row of `train_metrics.csv`, by column."""
     try:
         with (pathlib.Path(output_dir) / METRICS).open("rb") as file:
-            names = file.readline().decode().strip().split(",")
+            names = file.readline().decode(errors="replace").strip().split(",")
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_ROW_BYTES))
-            rows = file.read().decode().split("\n")[1:-1]
+            rows = file.read().decode(errors="replace").split("\n")[1:-1]
     except FileNotFoundError:
         return {}
-    values = rows[-1].strip().split(",") if rows else []
-    return {name: float(value) for name, value in zip(names, values) if value}
+    for row in reversed(rows):
+        with contextlib.suppress(ValueError):  # a damaged row
+            pairs = zip(names, row.strip().split(","), strict=False)
+            values = {name: float(value) for name, value in pairs if value}
+            if math.isfinite(values.get("update_step", math.nan)):
+                return values
+    return {}
 
 
 def last_update(output_dir: str | os.PathLike) -> int:
@@ -228,12 +234,13 @@ def last_update(output_dir: str | os.PathLike) -> int:
 def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:
     """Returns the update that ended at a micro-step; None if the metrics lack it."""
     try:
-        with (pathlib.Path(output_dir) / METRICS).open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row.get("global_step") == global_step:
-                    return int(row["update_step"])
+        text = (pathlib.Path(output_dir) / METRICS).read_text(errors="replace")
     except FileNotFoundError:
-        pass
+        return None
+    for row in csv.DictReader(text.splitlines()):
+        if row.get("global_step") == global_step:
+            with contextlib.suppress(TypeError, ValueError):  # a damaged row
+                return int(row["update_step"])
     return None
 
 

@@ -261,8 +261,7 @@ class _Progress:
         except (FileNotFoundError, NotADirectoryError):
             return
         self._size, self._since = size, time.monotonic()
-        with contextlib.suppress(OverflowError, ValueError):  # a damaged row
-            self.updates = last_update(self._path.parent)
+        self.updates = last_update(self._path.parent)
         self.bar.n = self.updates
         self.bar.refresh()
 
@@ -310,9 +309,7 @@ def _spoken(output_dir: pathlib.Path | None, checkpoint: str | None) -> str:
     if checkpoint is None:
         return "the beginning"
     global_step = checkpoint.rpartition("-")[2]
-    update = None
-    with contextlib.suppress(TypeError, ValueError):  # a damaged row
-        update = update_at(output_dir, global_step) if global_step.isdecimal() else None
+    update = update_at(output_dir, global_step)
     return checkpoint if update is None else f"update {update:,}"
 
 

@@ -225,6 +225,7 @@ LAUNCHERS = (
     ),
     Launcher("AWS Batch", ("AWS_BATCH_JOB_NUM_NODES",), ("AWS_BATCH_JOB_NODE_INDEX",)),
     Launcher("Azure ML", ("AZUREML_NODE_COUNT",)),
+    Launcher("LeaderWorkerSet", ("LWS_GROUP_SIZE",), ("LWS_WORKER_INDEX",)),
     Launcher("NGC", ("NGC_ARRAY_SIZE",)),
     Launcher("Metaflow", ("MF_PARALLEL_NUM_NODES",), ("MF_PARALLEL_NODE_INDEX",)),
     Launcher("Volcengine", ("MLP_WORKER_NUM",)),
@@ -292,14 +293,15 @@ def _check_number(environment: Environment, cluster: Cluster, name: str) -> None
 def _check_known(environment: Environment, cluster: Cluster) -> None:
     """Raises ValueError if variables prove more processes than the cluster has."""
     for launcher in LAUNCHERS:
-        if launcher.name == "Slurm" and "SLURM_STEP_NUM_TASKS" in environment:
-            continue  # a step may have fewer tasks than its job
         if launcher.only_with and not environment.get(launcher.only_with):
             continue
         counts = [*launcher.sizes, *launcher.lists]
         is_counted = any(_texts(environment, name) for name in counts)
+        sizes = launcher.sizes
+        if launcher.name == "Slurm" and "SLURM_STEP_NUM_TASKS" in environment:
+            sizes = ()  # a step may have fewer tasks than its job
         for names, least in (
-            (launcher.sizes, _last_number),
+            (sizes, _last_number),
             (launcher.ranks, functools.partial(_least_of, is_counted)),
             (launcher.lists, _count_hosts),
         ):

@@ -6,13 +6,15 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 
 class DamagedCheckpointError(ValueError):
-    """The last checkpoint of a folder is not whole, or no file names it."""
+    """A checkpoint is not whole, or no file names it."""
 
 
 class Progress(NamedTuple):
@@ -65,9 +67,33 @@ def _read(path: str) -> Progress:
     if sum(sizes) < num_bytes:
         raise ValueError(f"{sum(sizes):,} bytes of data, not {num_bytes:,}")
     names = ("global_step", "update_step", "accumulation/micro_steps")
-    return Progress(
-        *(int(reader.get_tensor(n)) if reader.has_tensor(n) else 0 for n in names)
-    )
+    values = _values(reader, names)
+    return Progress(*(int(values.get(name, 0)) for name in names))
+
+
+def read_values(path: str, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Returns those variables that a checkpoint has, by name.
+
+    Raises:
+        DamagedCheckpointError: If it cannot be read.
+    """
+    try:
+        return _values(tf.train.load_checkpoint(path), names)
+    except Exception as error:  # TensorFlow's reader raises many kinds
+        raise DamagedCheckpointError(
+            f"Checkpoints must be whole. Received: {path}, whose .index or .data file is "
+            f"missing, short or damaged ({_line(error)}). If it is the last one of a "
+            "run, name an older one as model_checkpoint_path in its folder's file "
+            "`checkpoint`, or use another --output_dir."
+        ) from error
+
+
+def _values(reader, names: Iterable[str]) -> dict[str, np.ndarray]:
+    return {name: reader.get_tensor(name) for name in names if reader.has_tensor(name)}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _damage(output_dir: str, path: str, error: Exception) -> str:
@@ -86,7 +112,7 @@ def _damage(output_dir: str, path: str, error: Exception) -> str:
     return (
         "The last checkpoint in `--output_dir` must be whole. Received: "
         f"{path}, whose .index or .data file is missing, short or damaged "
-        f"({' '.join(str(error).split())[:200]}). {again}"
+        f"({_line(error)}). {again}"
     )
 
 

@@ -18,7 +18,7 @@ def path_in(folder: str | os.PathLike, name: str = "") -> str:
             "The path of a folder must not begin with ~, which only shells expand. "
             f"Received: {folder}. Use os.path.expanduser, or ./~ for such a name."
         )
-    if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", folder):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", folder):
         raise ValueError(
             "The address of a folder must have two slashes behind the colon. Received: "
             f"{folder}. Give it as a string: pathlib.Path drops one."

@@ -181,7 +181,7 @@ def test_special_tokens_may_be_added_ones_alone(accept):
             "`model.type` in .* 'WordPiece' or None. Rec",
         ),
         (
-            _vocabulary({}, added_tokens=[]),
+            _vocabulary({}),
             "must hold the ids of 1 to .* Received: none",
         ),
         (_vocabulary({"a": 40}), "below `vocab_size` = 40. Received: 40 for 'a'"),

@@ -442,3 +442,18 @@ def test_an_own_saver_restores_by_names_of_its_own(tmp_path):
         x, run = session(0.0, True)
         with run:
             assert run.run(x) == 7.0
+
+
+def test_a_run_on_storage_that_only_tensorflow_reads_resumes():
+    for updates in (1, 2):
+        with tf.Graph().as_default():
+            tf.compat.v1.train.get_or_create_global_step()
+            weight = tf.compat.v1.get_variable("w", initializer=0.0)
+            train_op = make_accumulating_train_op(-weight, sgd(1.0), 2)
+            hooks = make_accumulation_hooks()
+            with tf.compat.v1.train.MonitoredTrainingSession(
+                checkpoint_dir="ram://resumed", hooks=hooks
+            ) as session:
+                for _ in range(2):
+                    session.run(train_op)
+                assert session.run(weight) == updates

@@ -14,6 +14,7 @@ from estimator_accum.programs.progress import (
     ends_at,
     named_checkpoint,
     read_progress,
+    read_values,
 )
 
 
@@ -44,10 +45,22 @@ def test_files_cut_at_any_byte_get_one_sentence(checkpoints):
             path.write_bytes(content[:length])
             with pytest.raises(DamagedCheckpointError, match=sentence):
                 ends_at(checkpoints, 1)
+            with pytest.raises(DamagedCheckpointError, match="must be whole"):
+                read_values(str(checkpoints / "model.ckpt-4"), ["weights"])
         path.write_bytes(content)
+    values = read_values(str(checkpoints / "model.ckpt-4"), ["update_step", "absent"])
+    assert values == {"update_step": 1}
     (checkpoints / "model.ckpt-4.data-00000-of-00001").unlink()
     with pytest.raises(DamagedCheckpointError, match=sentence):
         read_progress(str(checkpoints))
+
+
+def test_damaged_rows_of_metrics_are_passed_over(tmp_path):
+    rows = b"update_step,global_step,loss\n1,2,0.5\n2,4,\n\xff,6,1\n3x,6\ninf,8,1\n"
+    (tmp_path / folder.METRICS).write_bytes(rows)
+    assert folder.last_row(tmp_path) == {"update_step": 2, "global_step": 4}
+    assert folder.update_at(tmp_path, "4") == 2
+    assert folder.update_at(tmp_path, "8") is None
 
 
 def test_a_file_that_names_checkpoints_is_cut_at_any_byte(checkpoints):
@@ -83,6 +96,18 @@ def test_a_checkpoint_that_is_cut_before_its_restore_ends_in_one_sentence(
                 said = capsys.readouterr().err
                 assert not said or said.startswith("p: Checkpoints must be whole. ")
             path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_by_the_line_about_it(capsys):
+    message = (
+        "Graph execution error:\n\nDetected at node 'save/RestoreV2' defined at:\n"
+        "Node: 'save/RestoreV2'\nTensorBundle at a: Checksum does not match.\n"
+        "\t [[{{node save/RestoreV2}}]]\n\nOriginal stack trace for 'save/RestoreV2':"
+    )
+    with pytest.raises(SystemExit), ending.ended_in_words("p", "folder", ""):
+        raise tf.errors.DataLossError(None, None, message)
+    said = capsys.readouterr().err
+    assert "Received: TensorBundle at a: Checksum does not match. If it is" in said
 
 
 @pytest.mark.parametrize("damage", ["checkpoint", "model.ckpt-4.index"])

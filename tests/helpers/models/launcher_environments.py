@@ -282,6 +282,12 @@ RECORDED = [
         _slurm("a", 0, 0, "a,b", "1(x2)", 2) | {"SLURM_HET_SIZE": "2"},
         "refused: SLURM_HET_SIZE",
     ),
+    Recorded(
+        "Slurm, the second of two components with a task each",
+        "slurm.schedmd.com/heterogeneous_jobs.html",
+        _slurm("b", 0, 1, "b", "1", 1),
+        "refused: SLURM_PROCID",
+    ),
     Recorded("Slurm, one task", _SRUN, _slurm("a", 0, 0, "a", "1", 1), ALONE),
     Recorded(
         "srun --mpi=pmi2, which MPICH reads",
@@ -411,6 +417,12 @@ RECORDED = [
             environment="cloud",
         ),
         "worker 0: e0:41001 e2:41003 ps e1:41002",
+    ),
+    Recorded(
+        "LeaderWorkerSet, its leader",
+        "lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables",
+        {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "0"},
+        "refused: LWS_GROUP_SIZE",
     ),
     Recorded(
         "jsrun",
