@@ -257,6 +257,9 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             return
         chief = settings_in(folder).get(_CLUSTER)
         if chief is None:
+            self._check_same(
+                {}
+            )  # a chief that has finished has written the flags alone
             raise OtherRunError(not_shared(folder))
         first = self._steps[_FIRST_STEP]
         if chief[_FIRST_STEP] != first:
@@ -268,15 +271,18 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
                 "all tasks again, with a folder that all of them share."
             )
         try:
-            check_same(
-                folder,
-                self._job.description | {_CLUSTER: self._division | self._steps},
-                "Start all tasks again with the same flags and files.",
-                "All tasks of a cluster must be started with the same flags and files.",
-            )
+            self._check_same({_CLUSTER: self._division | self._steps})
         except OtherRunError as error:
             write_text(self.refusal, f"{self._job.cluster.name}: {error}")
             raise
+
+    def _check_same(self, start: Mapping[str, Any]) -> None:
+        check_same(
+            self._job.settings.output_dir,
+            self._job.description | start,
+            "Start all tasks again with the same flags and files.",
+            "All tasks of a cluster must be started with the same flags and files.",
+        )
 
 
 def make_estimator(

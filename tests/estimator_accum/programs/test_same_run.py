@@ -84,6 +84,13 @@ def test_a_folder_in_which_the_chief_has_written_nothing_is_not_shared(tmp_path)
         _job(tmp_path / "worker", Cluster()).write_settings()  # of a run alone
 
 
+def test_a_task_with_more_updates_than_a_finished_chief_is_refused(tmp_path):
+    _job(tmp_path, _CHIEF, train_updates=4).write_settings()
+    worker = _hook(_job(tmp_path, _WORKER, train_updates=6))
+    with pytest.raises(OtherRunError, match=r"same flags .* --train_updates=4, not 6"):
+        worker.after_create_session(None, None)
+
+
 def test_a_task_at_another_checkpoint_than_the_chief_ends_with_a_sentence(tmp_path):
     worker = _hook(_job(tmp_path, _WORKER), step=4, left=8)
     _hook(_job(tmp_path, _CHIEF), step=6, left=6)
