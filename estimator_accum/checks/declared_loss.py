@@ -63,7 +63,11 @@ def check_declared_loss(
 
 
 def check_equal_weights(
-    steps: int | Callable, loss: tf.Tensor | None, reduction: str, weight: Any
+    steps: int | Callable,
+    loss: tf.Tensor | None,
+    reduction: str,
+    weight: Any,
+    remedy: str = "",
 ) -> None:
     """Warns of a mean over a number of elements that differs between micro-batches.
 
@@ -72,6 +76,7 @@ def check_equal_weights(
         loss: The loss of a micro-batch; None if it is not known.
         reduction: "mean" or "sum", as declared.
         weight: The caller's weight of a micro-batch; None if not given.
+        remedy: As for `warn_of_own_divisors`.
     """
     is_weighted = reduction == "sum" or weight is not None
     if loss is None or steps == 1 or is_weighted:
@@ -90,7 +95,11 @@ def check_equal_weights(
 
     share = "all micro-batches count alike"
     warn_of_own_divisors(
-        loss, lambda tensor: tensor.ref() in sources, analyze if rows else None, share
+        loss,
+        lambda tensor: tensor.ref() in sources,
+        analyze if rows else None,
+        share,
+        remedy,
     )
 
 

@@ -1,10 +1,12 @@
 """Number of examples in a Keras micro-batch.
 
-`fit` passes no batch to the optimizer, but the graph of its step has the loss's inputs.
+`fit` passes no batch to the optimizer, but the graph of its step has what the gradients
+are computed from.
 """
 
 import tensorflow as tf
 
+from estimator_accum.core.gradients import Gradient, values_of
 from estimator_accum.graph.internals import captures_of
 from estimator_accum.graph.names import BATCHES
 from estimator_accum.graph.walks import data_ancestors
@@ -12,17 +14,19 @@ from estimator_accum.graph.walks import data_ancestors
 UNKNOWN = -1
 
 
-def number_of_examples(loss: tf.Tensor | None) -> tf.Tensor:
+def number_of_examples(gradients: list[Gradient]) -> tf.Tensor:
     """Returns the number of examples, int64; -1 if it is unknown.
 
     Args:
-        loss: Scalar loss of a traced function; None if it is unknown.
+        gradients: Gradients of a traced function, or of eager execution.
     """
     graph = tf.compat.v1.get_default_graph()
     unknown = tf.constant(UNKNOWN, tf.int64)
-    if getattr(loss, "graph", None) is not graph:
+    if tf.executing_eagerly():
         return unknown
-    inputs = [t for op in data_ancestors([loss.op]) for t in _fed_by(op)]
+    values = [values_of(gradient) for gradient in gradients]
+    needed = data_ancestors([t.op for t in values if t.graph is graph])
+    inputs = [t for operation in needed for t in _fed_by(operation)]
     inputs = [t for t in inputs if t.shape.rank and not _is_handle(t)]
     if not inputs:
         return unknown

@@ -14,6 +14,7 @@ import threading
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
+from estimator_accum.checks.declared_loss import check_equal_weights
 from estimator_accum.core.arguments import check_weight
 from estimator_accum.core.options import Options
 from estimator_accum.core.trained import check_own_copies
@@ -64,6 +65,7 @@ class Accumulating(Saving, DelegatingTrackable):
             _closing={},  # functions that apply a partial window
             _traced_steps=None,
             _has_warned=False,
+            _is_checked=False,
         )
 
     def __getattr__(self, name):
@@ -202,6 +204,7 @@ class Accumulating(Saving, DelegatingTrackable):
         Raises:
             ValueError: If the window was loaded and no training step followed.
         """
+        self.warn_of_short_batches()
         if self._window is None or not int(self._window.micro_steps.numpy()):
             return False
         if self._window.trained is None:  # restored, and no step since
@@ -282,17 +285,34 @@ class Accumulating(Saving, DelegatingTrackable):
                 "update. Received: a weight in apply_gradients(), and "
                 "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
             )
+        gradients = self._gradients_by_index(self._without_empty(pairs), replica)
+        examples = None
+        if weight is None:
+            self._check_equal_weights(loss)
+            examples = number_of_examples([*gradients.values()])
         return run_micro_step(
             self._window,
-            self._gradients_by_index(self._without_empty(pairs), replica),
+            gradients,
             weight,
             loss,
             self._tf_variable(self.iterations),
             self._options(),
             is_reduced,
             self._apply_to,
-            number_of_examples(loss) if weight is None else None,
+            examples,
         )
+
+    def _check_equal_weights(self, loss) -> None:
+        """Warns, once, of a loss whose divisor differs between micro-batches."""
+        if loss is not None and not tf.executing_eagerly() and not self._is_checked:
+            self._is_checked = True
+            remedy = (
+                "Split whole batches by estimator_accum.keras.microbatch, which computes "
+                "the loss of the whole batch, or pass apply_gradients(pairs, weight=...) "
+                "in a loop of your own."
+            )
+            steps = self.gradient_accumulation_steps
+            check_equal_weights(steps, loss, "mean", None, remedy)
 
     def _gradients_by_index(self, pairs: list, replica) -> dict:
         """Returns gradients by the numbers of their variables, which may be new."""

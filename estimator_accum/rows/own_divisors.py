@@ -24,7 +24,11 @@ _MOVED = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "Transp
 _MOVED |= {"StopGradient", *SHOWN}
 # Operations through which a sum of weights stays one, more or less.
 _CHOOSING = {"Select", "SelectV2"}
-_OF_COUNTS = {*SUMS, *SCALING, *_MOVED, *_CHOOSING, "Maximum", "StridedSlice", "Prod"}
+_OF_COUNTS = {*SUMS, *SCALING, *_MOVED, *_CHOOSING, "Maximum", "Minimum", "Prod"}
+_OF_COUNTS |= {"ClipByValue", "Pack", "StridedSlice", "Unpack"}
+# Operations that add up weights.
+_ADDING = {"Bincount", "Cumsum", "DenseBincount", "Einsum", "L2Loss", "MatMul", "Mean"}
+_ADDING |= {"SegmentSum", "Sum", "UnsortedSegmentSum"}
 # Operations whose results have as many elements as the values decide.
 _SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
 # Operations that put all selected elements together again.
@@ -50,6 +54,7 @@ def warn_of_own_divisors(
     is_source: Callable[[tf.Tensor], bool],
     analyze: Callable[[], Analysis] | None,
     share: str,
+    remedy: str = "",
 ) -> None:
     """Warns of a loss that no equal weights of micro-batches fit.
 
@@ -59,6 +64,7 @@ def warn_of_own_divisors(
         analyze: Returns an analysis that has reached the loss; None if the sizes of the
             batch are static, so that those that are unknown depend on its values.
         share: Each micro-batch's share of the mean, in words.
+        remedy: A sentence; empty: the `weight` to write, if one fits.
     """
     divisors = _Search(loss, is_source, analyze).divisors()
     if not any(divisors):
@@ -71,22 +77,9 @@ def warn_of_own_divisors(
     first, *others = by_name.values()
     size = "as many elements as %s has in it"
     if others:
-        remedy = (
-            "Its terms have other divisors, so no weight fits all of them: let "
-            "microbatch_model_fn split the batches of a model_fn with a plain optimizer, "
-            "which computes the loss of the whole batch."
-        )
         first = first or others[0]
-    elif first.is_size:
-        remedy = (
-            "Write weight=tf.cast(tf.size(elements), tf.float32), with these elements, "
-            "where the train op is made."
-        )
-    else:
-        remedy = (
-            "Write weight=tf.reduce_sum(mask), with the weights that this divisor adds "
-            "up, where the train op is made."
-        )
+    if not remedy:
+        remedy = _remedy(first, has_others=bool(others))
     _logger.warning(
         f"%s is a mean over another number of elements in each micro-batch: "
         f"{size if first.is_size else 'it is divided by %s'}, which depends on the "
@@ -94,6 +87,24 @@ def warn_of_own_divisors(
         f"{remedy}",
         loss.name,
         first.tensor.name,
+    )
+
+
+def _remedy(divisor: Divisor, has_others: bool) -> str:
+    if has_others:
+        return (
+            "Its terms have other divisors, so no weight fits all of them: let "
+            "microbatch_model_fn split the batches of a model_fn with a plain optimizer, "
+            "which computes the loss of the whole batch."
+        )
+    if divisor.is_size:
+        return (
+            "Write weight=tf.cast(tf.size(elements), tf.float32), with these elements, "
+            "where the train op is made."
+        )
+    return (
+        "Write weight=tf.reduce_sum(mask), with the weights that this divisor adds up, "
+        "where the train op is made."
     )
 
 
@@ -179,7 +190,7 @@ class _Search:
                 if self._has_own_size(inputs[0]):
                     count = count or Divisor(inputs[0], True)
             elif self._is_of_batch(tensor):
-                if operation.type not in ("Mean", "Sum") or self._is_trained(tensor):
+                if operation.type not in _ADDING or self._is_trained(tensor):
                     return None
                 count = Divisor(divisor, False)
         return count

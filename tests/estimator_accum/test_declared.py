@@ -237,6 +237,16 @@ OF_OWN_NUMBERS = {
     "weights_by_their_sum": lambda m: (
         tf.einsum("b,b->", m.squares, m.y) / tf.reduce_sum(m.y)
     ),
+    "by_a_clipped_mask": lambda m: (
+        _masked(m) / tf.clip_by_value(tf.reduce_sum(m.mask), 1.0, 1e9)
+    ),
+    "by_a_product": lambda m: _masked(m) / tf.einsum("b,b->", m.mask, m.mask),
+    "by_a_sum_of_columns": lambda m: (
+        _masked(m) / tf.add_n(tf.unstack(tf.reduce_sum(m.x, 0)))
+    ),
+    "by_a_histogram": lambda m: (
+        _masked(m) / tf.cast(tf.math.bincount(m.groups)[1], tf.float32)
+    ),
     "boolean_mask": lambda m: tf.reduce_mean(m.kept),
     "boolean_mask_by_size": lambda m: (
         tf.reduce_sum(m.kept) / tf.cast(tf.size(m.kept), tf.float32)

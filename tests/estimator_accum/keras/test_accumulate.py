@@ -191,6 +191,37 @@ def test_a_short_batch_of_fit_is_warned_of(
     assert caplog.text.count("counted alike") == is_warned
 
 
+def test_a_short_batch_of_an_own_step_is_warned_of(kind, caplog):
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
+    variable = tf.Variable(1.0)
+    optimizer.build([variable])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * variable)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    for examples in (8, 4):
+        step(tf.ones([examples]))
+    optimizer.apply_partial_window()
+    assert caplog.text.count("micro-batches of 4 to 8 examples counted alike") == 1
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
+    def loss(y, prediction):
+        mask = tf.cast(y > 0.5, prediction.dtype) if is_masked else tf.ones_like(y)
+        total = tf.reduce_sum(mask * tf.square(y - prediction))
+        return total / tf.reduce_sum(mask)
+
+    model = kind.dense_model()
+    model.compile(accumulate(kind.optimizer("SGD", 0.1), 2), loss, jit_compile=False)
+    model.train_on_batch(*dense_data(8))
+    sentence = "Split whole batches by estimator_accum.keras.microbatch"
+    assert caplog.text.count(sentence) == is_masked
+
+
 def test_windows_may_have_micro_batches_of_different_sizes(kind, caplog):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
     model, sentence = kind.dense_model(), "micro-batches of 4 to 8 examples counted"
