@@ -89,7 +89,8 @@ def check_equal_weights(
     rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
 
     def analyze() -> Analysis:
-        analysis = Analysis(rows, [output for output in outputs if output not in rows])
+        is_row = {tensor.ref() for tensor in rows}
+        analysis = Analysis(rows, [t for t in outputs if t.ref() not in is_row])
         analysis.analyze([loss])
         return analysis
 
@@ -115,8 +116,9 @@ def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
     # A function's arguments are more than batches.
     if fed and None not in sizes and not fed[0].graph.building_function:
         size = max(sizes, key=sizes.count)
-    numbers = [t for t, its_size in zip(fed, sizes, strict=True) if its_size != size]
-    return [t for t in outputs if t.shape.rank != 0 and t not in numbers]
+    pairs = zip(fed, sizes, strict=True)
+    numbers = {tensor.ref() for tensor, its_size in pairs if its_size != size}
+    return [t for t in outputs if t.shape.rank != 0 and t.ref() not in numbers]
 
 
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:

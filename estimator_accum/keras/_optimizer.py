@@ -302,6 +302,7 @@ class Accumulating(Saving, DelegatingTrackable):
             examples,
         )
 
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def _check_equal_weights(self, loss) -> None:
         """Warns, once, of a loss whose divisor differs between micro-batches."""
         if loss is not None and not tf.executing_eagerly() and not self._is_checked:
