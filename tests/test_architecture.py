@@ -30,7 +30,7 @@ _ROOMS = {
     "recomputing": {"graph", "core"},
     "hooks": {"graph", "checks", "core", "reports"},
     "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
-    "keras": {"graph", "rows", "core", "microbatch"},
+    "keras": {"checks", "graph", "rows", "core", "microbatch"},
     "programs": {"", "compat", "core", "microbatch", "reports"},
     "unedited": {"", "checks", "compat", "core", "graph", "microbatch", "programs"},
 }
