@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.graph.names import SHAPES, SUMS, VARIABLES
+from estimator_accum.graph.functions import functions_of
+from estimator_accum.graph.internals import graph_of_function
+from estimator_accum.graph.names import BRANCHES, CALLS, SHAPES, SUMS, VARIABLES
 from estimator_accum.graph.walks import data_ancestors, walk
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import SCALING, SHOWN, is_one_number
@@ -73,8 +75,7 @@ def warn_of_own_divisors(
     number = getattr(replica, "replica_id_in_sync_group", 0)
     if tf.get_static_value(number) not in (0, None):
         return  # the first one warns for all
-    by_name = {divisor and divisor.tensor.name: divisor for divisor in divisors}
-    first, *others = by_name.values()
+    first, *others = {_key_of(divisor): divisor for divisor in divisors}.values()
     size = "as many elements as %s has in it"
     if others:
         first = first or others[0]
@@ -86,8 +87,12 @@ def warn_of_own_divisors(
         f"examples. Without `weight`, {share}, so the update is not the big batch's. "
         f"{remedy}",
         loss.name,
-        first.tensor.name,
+        first.tensor.name + " in a function" * (first.tensor.graph is not loss.graph),
     )
+
+
+def _key_of(divisor: Divisor | None) -> tuple | None:
+    return divisor and (divisor.tensor.graph, divisor.tensor.name)
 
 
 def _remedy(divisor: Divisor, has_others: bool) -> str:
@@ -124,15 +129,16 @@ class _Search:
     def __init__(self, loss, is_source, analyze):
         self._loss, self._is_source = loss, is_source
         self._analyze, self._analysis = analyze, None
+        self._results, self._arguments = {}, {}  # of functions
 
     def divisors(self) -> list[Divisor | None]:
         """Returns each term's divisor; None for a mean over all examples.
 
         Terms without examples, such as penalties, have no place.
         """
-        ends, waiting = {}, [self._loss]
+        ends, waiting = {}, [self._source(self._loss)]
         for tensor in _each(waiting):
-            operation, inputs = tensor.op, list(tensor.op.inputs)
+            operation, inputs = tensor.op, self._inputs(tensor)
             unknown = [t for t in inputs if tf.get_static_value(t) is None]
             if operation.type in {*SUMS, "Pack"}:
                 waiting += inputs
@@ -157,11 +163,42 @@ class _Search:
             if divisor or self._is_of_batch(end.deref())
         ]
 
+    def _inputs(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        return [self._source(other) for other in tensor.op.inputs]
+
+    def _source(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor that an argument or result of a function is."""
+        while True:
+            operation = tensor.op
+            if operation.type in CALLS:
+                (tensor,) = self._results_of(tensor)
+            elif operation.type == "Switch":
+                tensor = operation.inputs[0]
+            elif tensor.ref() in self._arguments:
+                tensor = self._arguments[tensor.ref()]
+            else:
+                return tensor
+
+    def _results_of(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Returns a result of an operation in each function that it calls."""
+        operation = tensor.op
+        if operation not in self._results:
+            outer = operation.inputs[operation.type in BRANCHES :]
+            shapes = [argument.shape for argument in outer]
+            names = functions_of(operation)
+            graphs = [graph_of_function(operation, shapes, name) for name in names]
+            for graph in graphs:
+                pairs = zip(graph.inputs, outer, strict=True)
+                self._arguments |= {inner.ref(): argument for inner, argument in pairs}
+            self._results[operation] = [graph.outputs for graph in graphs]
+        place = tensor.value_index
+        return [results[place] for results in self._results[operation]]
+
     def _divisor_in(self, term: tf.Tensor) -> Divisor | None:
         """Returns a number of the batch by which all of a term is divided."""
         waiting = [term]
         for tensor in _each(waiting):
-            operation, inputs = tensor.op, list(tensor.op.inputs)
+            operation, inputs = tensor.op, self._inputs(tensor)
             if operation.type in {*_QUOTIENTS, "Reciprocal", "Inv"}:
                 if is_one_number(inputs[-1]) and (count := self._count(inputs[-1])):
                     return count
@@ -170,6 +207,10 @@ class _Search:
                 waiting += inputs
             elif operation.type in _CHOOSING:
                 waiting += inputs[1:]
+            elif operation.type in BRANCHES:
+                waiting += map(self._source, self._results_of(tensor))
+            elif operation.type == "Merge":
+                waiting += inputs
             elif operation.type == "Mean" and self._has_own_size(inputs[0]):
                 return Divisor(inputs[0], True)
             elif operation.type in {*_MOVED, "Mean", "Sum"}:
@@ -183,7 +224,7 @@ class _Search:
         """
         waiting, count = [divisor], None
         for tensor in _each(waiting):
-            operation, inputs = tensor.op, list(tensor.op.inputs)
+            operation, inputs = tensor.op, self._inputs(tensor)
             if operation.type in _OF_COUNTS:
                 waiting += inputs[operation.type in _CHOOSING :]
             elif operation.type in SHAPES:
@@ -211,7 +252,7 @@ class _Search:
             tensor = ref.deref()
             if self._is_source(tensor) or tensor.op.type in {*SHAPES, *_LIKE}:
                 return []
-            return [other.ref() for other in tensor.op.inputs]
+            return [other.ref() for other in self._inputs(tensor)]
 
         return list(walk([tensor.ref()], inputs_of))
 
@@ -221,6 +262,8 @@ class _Search:
             return False
         if self._analyze is None:
             return self._is_selected(tensor)
+        if tensor.graph is not self._loss.graph:
+            return False  # it is not known
         if self._analysis is None:
             operations = data_ancestors([self._loss.op])
             is_needed = any(op.type in _SELECTING for op in operations)
@@ -235,7 +278,8 @@ class _Search:
             operation = ref.deref().op
             if operation.type in {*_JOINING, *_SELECTING}:
                 return []
-            return [t.ref() for t in operation.inputs if not t.shape.is_fully_defined()]
+            inputs = self._inputs(ref.deref())
+            return [t.ref() for t in inputs if not t.shape.is_fully_defined()]
 
         if tensor.shape.is_fully_defined():
             return False

@@ -206,6 +206,12 @@ def _masked(m):
     return tf.reduce_sum(m.squares * m.mask)
 
 
+@tf.function
+def _in_functions(losses, mask):
+    total = tf.function(lambda a, b: tf.reduce_sum(a * b))
+    return total(losses, mask) / total(mask, tf.ones_like(mask))
+
+
 # Means over as many elements as the examples say, for which equal weights are wrong.
 OF_OWN_NUMBERS = {
     "by_its_mask": lambda m: _masked(m) / tf.reduce_sum(m.mask),
@@ -247,6 +253,13 @@ OF_OWN_NUMBERS = {
     "by_a_histogram": lambda m: (
         _masked(m) / tf.cast(tf.math.bincount(m.groups)[1], tf.float32)
     ),
+    "in_functions": lambda m: _in_functions(m.squares, m.mask),
+    "divisor_of_a_function": lambda m: _masked(m) / tf.function(tf.reduce_sum)(m.mask),
+    "in_a_branch": lambda m: tf.cond(
+        tf.reduce_sum(m.mask) > 0.0,
+        lambda: _masked(m) / tf.reduce_sum(m.mask),
+        lambda: tf.constant(0.0),
+    ),
     "boolean_mask": lambda m: tf.reduce_mean(m.kept),
     "boolean_mask_by_size": lambda m: (
         tf.reduce_sum(m.kept) / tf.cast(tf.size(m.kept), tf.float32)
@@ -258,6 +271,7 @@ OF_OWN_NUMBERS = {
         _masked(m) / tf.reduce_sum(m.mask) + tf.reduce_mean(m.squares)
     ),
 }
+IN_FUNCTIONS = {"in_functions", "divisor_of_a_function", "in_a_branch"}
 # Divisors that are the same for all, known from shapes alone, or of another kind.
 OF_EQUAL_NUMBERS = {
     "joined": lambda m: (
@@ -527,6 +541,7 @@ def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog)
     (message,) = caplog.messages
     is_of_size = "boolean" in name or name == "gathered"
     line = "elements), tf.float32)" if is_of_size else "weight=tf.reduce_sum(mask)"
+    assert ("in a function" in message) == (name in IN_FUNCTIONS)
     if name == "of_two_divisors":
         line = "let microbatch_model_fn split"
     assert WARNING in message and line in message
