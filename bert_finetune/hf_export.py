@@ -76,9 +76,15 @@ def export_classifier(
 def _tensors(checkpoint: str, config: BertConfig) -> dict[str, np.ndarray]:
     encoder = encoder_shapes(config)
     arrays = read_values(checkpoint, [*HEAD, *encoder])
+    if missing := {*HEAD, *encoder} - arrays.keys():
+        raise ValueError(
+            "A checkpoint for export must have all variables of the classifier. "
+            f"Received: {checkpoint} without {min(missing)}. Export a checkpoint of this "
+            "program's training, with its --bert_config_file."
+        )
     tensors = {name: arrays[variable] for variable, name in HEAD.items()}
     for variable in encoder:
-        array = arrays[variable]
+        array = arrays.pop(variable)
         if is_transposed(variable):
             array = np.ascontiguousarray(array.T)
         tensors[BERT.prefix + BERT.tensor_names(variable)[0]] = array

@@ -11,6 +11,7 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import batch_size_of
 from estimator_accum.graph.functions import library_of_functions
+from estimator_accum.graph.internals import captures_of
 from estimator_accum.graph.names import BATCHES, FED
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
@@ -84,7 +85,9 @@ def check_equal_weights(
     needed = data_ancestors(
         [loss.op], lambda op: () if op.type in BATCHES else op.inputs
     )
-    outputs = [t for op in needed if op.type in {*BATCHES, *FED} for t in op.outputs]
+    captured = {inner.op for _, inner in captures_of(loss.graph)}
+    fed = [op for op in needed if op.type in {*BATCHES, *FED} and op not in captured]
+    outputs = [tensor for operation in fed for tensor in operation.outputs]
     sources = {tensor.ref() for tensor in _parts_among(outputs)}
     rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
 
@@ -113,8 +116,7 @@ def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
     fed = [t for t in outputs if t.op.type in FED and t.shape.rank != 0]
     sizes = [t.shape[0] if t.shape.rank else None for t in fed]
     size = None
-    # A function's arguments are more than batches.
-    if fed and None not in sizes and not fed[0].graph.building_function:
+    if fed and None not in sizes:
         size = max(sizes, key=sizes.count)
     pairs = zip(fed, sizes, strict=True)
     numbers = {tensor.ref() for tensor, its_size in pairs if its_size != size}

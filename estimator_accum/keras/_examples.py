@@ -6,7 +6,8 @@ are computed from.
 
 import tensorflow as tf
 
-from estimator_accum.core.gradients import Gradient, values_of
+from estimator_accum.core.gradients import Gradient
+from estimator_accum.core.linear import parts_of
 from estimator_accum.graph.internals import captures_of
 from estimator_accum.graph.names import BATCHES
 from estimator_accum.graph.walks import data_ancestors
@@ -24,24 +25,19 @@ def number_of_examples(gradients: list[Gradient]) -> tf.Tensor:
     unknown = tf.constant(UNKNOWN, tf.int64)
     if tf.executing_eagerly():
         return unknown
-    values = [values_of(gradient) for gradient in gradients]
-    needed = data_ancestors([t.op for t in values if t.graph is graph])
-    inputs = [t for operation in needed for t in _fed_by(operation)]
+    # Not of variables and of values from outside, which may be gradients too.
+    parts = [part for gradient in gradients for part in parts_of(gradient)]
+    parts = [part for part in parts if getattr(part, "graph", None) is graph]
+    captured = {inner.op for _, inner in captures_of(graph)}
+    needed = [op for op in data_ancestors([t.op for t in parts]) if op not in captured]
+    fed = [op for op in needed if op.type in {*BATCHES, "Placeholder"}]
+    inputs = [tensor for operation in fed for tensor in operation.outputs]
     inputs = [t for t in inputs if t.shape.rank and not _is_handle(t)]
     if not inputs:
         return unknown
     sizes = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])
     is_one = tf.reduce_all(tf.equal(sizes, sizes[0]))
     return tf.where(is_one, sizes[0], unknown)
-
-
-def _fed_by(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the tensors of a batch: a function's arguments, or an iterator's results."""
-    if operation.type in BATCHES:
-        return list(operation.outputs)
-    captured = {inner.op for _, inner in captures_of(operation.graph)}
-    is_argument = operation.type == "Placeholder" and operation not in captured
-    return list(operation.outputs) if is_argument else []
 
 
 def _is_handle(tensor: tf.Tensor) -> bool:

@@ -187,7 +187,8 @@ class Accumulating(Saving, DelegatingTrackable):
                 "accumulate: micro-batches of %d to %d examples counted alike, so the "
                 "updates are not those of the big batch. Choose a batch_size that "
                 "divides the number of examples, or leave a short last batch out, by "
-                "batch(batch_size, drop_remainder=True) of tf.data.",
+                "batch(batch_size, drop_remainder=True) of tf.data. In a loop of your "
+                "own, pass apply_gradients(pairs, weight=...).",
                 least,
                 most,
             )

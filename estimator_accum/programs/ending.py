@@ -108,7 +108,7 @@ def _reason(message: str) -> str:
     for line, following in itertools.pairwise(lines):
         if following.strip().startswith("[["):  # the operation's name
             return line.strip().rstrip(".")
-    return lines[0].rstrip(".")
+    return lines[0].rstrip(".") if lines else "an error without a text"
 
 
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:

@@ -4,7 +4,6 @@ A run writes `run_settings.json` beside its checkpoints. Needs no TensorFlow.
 """
 
 import contextlib
-import csv
 import json
 import math
 import os
@@ -237,9 +236,11 @@ def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:
         text = (pathlib.Path(output_dir) / METRICS).read_text(errors="replace")
     except FileNotFoundError:
         return None
-    for row in csv.DictReader(text.splitlines()):
+    names, *lines = [line.split(",") for line in text.splitlines()] or [[]]
+    for line in lines:
+        row = dict(zip(names, line, strict=False))
         if row.get("global_step") == global_step:
-            with contextlib.suppress(TypeError, ValueError):  # a damaged row
+            with contextlib.suppress(ValueError):  # a damaged row
                 return int(row["update_step"])
     return None
 

@@ -257,9 +257,8 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             return
         chief = settings_in(folder).get(_CLUSTER)
         if chief is None:
-            self._check_same(
-                {}
-            )  # a chief that has finished has written the flags alone
+            # A chief that has finished has written the flags alone.
+            self._check_same({})
             raise OtherRunError(not_shared(folder))
         first = self._steps[_FIRST_STEP]
         if chief[_FIRST_STEP] != first:

@@ -79,6 +79,8 @@ def read_values(path: str, names: Iterable[str]) -> dict[str, np.ndarray]:
     """
     try:
         return _values(tf.train.load_checkpoint(path), names)
+    except MemoryError:
+        raise
     except Exception as error:  # TensorFlow's reader raises many kinds
         raise DamagedCheckpointError(
             f"Checkpoints must be whole. Received: {path}, whose .index or .data file is "

@@ -109,6 +109,13 @@ def test_folder_is_what_transformers_reads_and_nothing_of_an_earlier_one(folder)
     assert config["num_labels"] == 3 and config["label2id"]["neutral"] == 2
 
 
+def test_a_checkpoint_without_a_classifier_is_refused(tmp_path, tokenizer):
+    path = str(tmp_path / "model.ckpt-7")
+    write_checkpoint({"output_bias": np.zeros(3, np.float32)}, path)
+    with pytest.raises(ValueError, match="ckpt-7 without bert/embeddings/LayerNorm/b"):
+        export_classifier(path, _CONFIG, _TASK, tokenizer, tmp_path / "hf")
+
+
 def test_import_of_an_export_gives_the_same_encoder(folder, checkpoint, tmp_path):
     import_checkpoint(folder, tmp_path / "back")
     back = tf.train.load_checkpoint(str(tmp_path / "back" / "bert_model.ckpt"))

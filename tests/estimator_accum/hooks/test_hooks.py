@@ -444,7 +444,7 @@ def test_an_own_saver_restores_by_names_of_its_own(tmp_path):
             assert run.run(x) == 7.0
 
 
-def test_a_run_on_storage_that_only_tensorflow_reads_resumes():
+def test_a_run_on_storage_that_only_tensorflow_reads_resumes(tmp_path):
     for updates in (1, 2):
         with tf.Graph().as_default():
             tf.compat.v1.train.get_or_create_global_step()
@@ -452,7 +452,7 @@ def test_a_run_on_storage_that_only_tensorflow_reads_resumes():
             train_op = make_accumulating_train_op(-weight, sgd(1.0), 2)
             hooks = make_accumulation_hooks()
             with tf.compat.v1.train.MonitoredTrainingSession(
-                checkpoint_dir="ram://resumed", hooks=hooks
+                checkpoint_dir=f"ram:/{tmp_path}", hooks=hooks
             ) as session:
                 for _ in range(2):
                     session.run(train_op)

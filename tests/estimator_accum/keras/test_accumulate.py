@@ -191,6 +191,21 @@ def test_a_short_batch_of_fit_is_warned_of(
     assert caplog.text.count("counted alike") == is_warned
 
 
+def test_gradients_from_outside_of_the_step_are_taken(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    variables = [tf.Variable(1.0) for _ in range(3)]
+    optimizer.build(variables)
+    gradients = [tf.Variable(1.0), tf.constant(2.0), np.float32(3.0)]
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    for _ in range(2):
+        step()
+    assert [v.numpy() for v in variables] == [0.0, -1.0, -2.0]
+
+
 def test_a_short_batch_of_an_own_step_is_warned_of(kind, caplog):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
     variable = tf.Variable(1.0)
@@ -220,6 +235,18 @@ def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
     model.train_on_batch(*dense_data(8))
     sentence = "Split whole batches by estimator_accum.keras.microbatch"
     assert caplog.text.count(sentence) == is_masked
+
+
+def test_a_masked_sequence_is_a_mean_over_tokens(kind, caplog):
+    layers, optimizer = kind.keras.layers, kind.optimizer("SGD", 0.1)
+    model = kind.keras.Sequential(
+        [layers.Embedding(5, 4, mask_zero=True), layers.Dense(1)]
+    )
+    model.compile(accumulate(optimizer, 2), "mse", jit_compile=False)
+    ids = tf.constant([[1, 2, 0], [3, 0, 0]])
+    data = tf.data.Dataset.from_tensors((ids, tf.ones([2, 3, 1]))).repeat(2)
+    model.fit(data, verbose=0)
+    assert caplog.text.count("Split whole batches by estimator_accum.keras") == 1
 
 
 def test_windows_may_have_micro_batches_of_different_sizes(kind, caplog):

@@ -56,7 +56,8 @@ def test_files_cut_at_any_byte_get_one_sentence(checkpoints):
 
 
 def test_damaged_rows_of_metrics_are_passed_over(tmp_path):
-    rows = b"update_step,global_step,loss\n1,2,0.5\n2,4,\n\xff,6,1\n3x,6\ninf,8,1\n"
+    rows = b"update_step,global_step,loss\n" + b"\0" * 200_000 + b'\n",1,"\n1,2,0.5\n'
+    rows += b"2,4,\n\xff,6,1\n3x,6\ninf,8,1\n"
     (tmp_path / folder.METRICS).write_bytes(rows)
     assert folder.last_row(tmp_path) == {"update_step": 2, "global_step": 4}
     assert folder.update_at(tmp_path, "4") == 2
