@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import batch_size_of
-from estimator_accum.graph.functions import library_of_functions
-from estimator_accum.graph.internals import captures_of
+from estimator_accum.graph.functions import captured_among, library_of_functions
 from estimator_accum.graph.names import BATCHES, FED
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.added_examples import factors_by_numbers, find_head
@@ -85,7 +84,7 @@ def check_equal_weights(
     needed = data_ancestors(
         [loss.op], lambda op: () if op.type in BATCHES else op.inputs
     )
-    captured = {inner.op for _, inner in captures_of(loss.graph)}
+    captured = captured_among(needed)
     fed = [op for op in needed if op.type in {*BATCHES, *FED} and op not in captured]
     outputs = [tensor for operation in fed for tensor in operation.outputs]
     sources = {tensor.ref() for tensor in _parts_among(outputs)}

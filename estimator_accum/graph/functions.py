@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.internals import OWN_GRADIENT, functions_in
+from estimator_accum.graph.internals import OWN_GRADIENT, captures_of, functions_in
 from estimator_accum.graph.walks import walk
 
 
@@ -33,6 +33,14 @@ def functions_of(node) -> list[str]:
         names += [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]
     return names
+
+
+def captured_among(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations that stand for tensors from outside of their functions."""
+    operations = {*operations}
+    graphs = {operation.graph for operation in operations}
+    captured = {inner.op for graph in graphs for _, inner in captures_of(graph)}
+    return operations & captured
 
 
 def producer_of(tensor: str) -> str:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.core.linear import parts_of
-from estimator_accum.graph.internals import captures_of
+from estimator_accum.graph.functions import captured_among
 from estimator_accum.graph.names import BATCHES
 from estimator_accum.graph.walks import data_ancestors
 
@@ -28,9 +28,10 @@ def number_of_examples(gradients: list[Gradient]) -> tf.Tensor:
     # Not of variables and of values from outside, which may be gradients too.
     parts = [part for gradient in gradients for part in parts_of(gradient)]
     parts = [part for part in parts if getattr(part, "graph", None) is graph]
-    captured = {inner.op for _, inner in captures_of(graph)}
-    needed = [op for op in data_ancestors([t.op for t in parts]) if op not in captured]
+    needed = data_ancestors([t.op for t in parts])
     fed = [op for op in needed if op.type in {*BATCHES, "Placeholder"}]
+    captured = captured_among(fed)
+    fed = [operation for operation in fed if operation not in captured]
     inputs = [tensor for operation in fed for tensor in operation.outputs]
     inputs = [t for t in inputs if t.shape.rank and not _is_handle(t)]
     if not inputs:

@@ -240,7 +240,7 @@ def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:
     for line in lines:
         row = dict(zip(names, line, strict=False))
         if row.get("global_step") == global_step:
-            with contextlib.suppress(ValueError):  # a damaged row
+            with contextlib.suppress(KeyError, ValueError):  # a damaged row
                 return int(row["update_step"])
     return None
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of
+from estimator_accum.graph.functions import captured_among, functions_of
 from estimator_accum.graph.internals import graph_of_function
 from estimator_accum.graph.names import BRANCHES, CALLS, SHAPES, SUMS, VARIABLES
 from estimator_accum.graph.walks import data_ancestors, walk
@@ -111,6 +111,16 @@ def _remedy(divisor: Divisor, has_others: bool) -> str:
         "Write weight=tf.reduce_sum(mask), with the weights that this divisor adds up, "
         "where the train op is made."
     )
+
+
+def _is_of_each_example(tensor: tf.Tensor) -> bool:
+    """Returns whether numbers of each example are added up, such as of a single one."""
+    operation = tensor.op
+    if operation.type not in ("Mean", "Sum") or not tensor.shape.rank:
+        return False
+    axes = tf.get_static_value(operation.inputs[1])
+    rank = operation.inputs[0].shape.rank
+    return axes is not None and rank and 0 not in axes.reshape(-1) % rank
 
 
 def _each(waiting: list[tf.Tensor]) -> Iterator[tf.Tensor]:
@@ -231,7 +241,8 @@ class _Search:
                 if self._has_own_size(inputs[0]):
                     count = count or Divisor(inputs[0], True)
             elif self._is_of_batch(tensor):
-                if operation.type not in _ADDING or self._is_trained(tensor):
+                is_sum = operation.type in _ADDING and not _is_of_each_example(tensor)
+                if not is_sum or self._is_trained(tensor):
                     return None
                 count = Divisor(divisor, False)
         return count
@@ -243,7 +254,12 @@ class _Search:
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
         operations = [ref.deref().op for ref in self._needs(tensor)]
-        return any(op.type in VARIABLES and op.name in trained for op in operations)
+        captured = captured_among(operations)
+        return any(
+            (op.type in VARIABLES and op.name in trained)
+            or (op in captured and op.outputs[0].dtype == tf.resource)
+            for op in operations
+        )
 
     def _needs(self, tensor: tf.Tensor) -> list:
         """Returns the tensors that a tensor's values are computed from, by reference."""

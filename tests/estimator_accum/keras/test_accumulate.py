@@ -237,6 +237,23 @@ def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
     assert caplog.text.count(sentence) == is_masked
 
 
+@pytest.mark.parametrize("loss", ["of_shares", "of_each_example"])
+def test_other_divisors_in_keras_are_not_warned_of(kind, loss, caplog):
+    def of_shares(y, prediction):
+        return 1 - tf.reduce_sum(y * prediction) / tf.reduce_sum(y + prediction)
+
+    def of_each_example(y, prediction):
+        squares = tf.reduce_sum(y * tf.square(prediction), 1)
+        return tf.reduce_mean(squares / tf.reduce_sum(y, 1))
+
+    losses = {f.__name__: f for f in (of_shares, of_each_example)}
+    model = kind.dense_model()
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
+    model.compile(optimizer, losses[loss], jit_compile=False)
+    model.train_on_batch(*dense_data(1))
+    assert "Split whole batches" not in caplog.text
+
+
 def test_a_masked_sequence_is_a_mean_over_tokens(kind, caplog):
     layers, optimizer = kind.keras.layers, kind.optimizer("SGD", 0.1)
     model = kind.keras.Sequential(

@@ -62,6 +62,8 @@ def test_damaged_rows_of_metrics_are_passed_over(tmp_path):
     assert folder.last_row(tmp_path) == {"update_step": 2, "global_step": 4}
     assert folder.update_at(tmp_path, "4") == 2
     assert folder.update_at(tmp_path, "8") is None
+    (tmp_path / folder.METRICS).write_bytes(b"\xef\xbb\xbf" + rows)  # of a spreadsheet
+    assert folder.update_at(tmp_path, "4") is None
 
 
 def test_a_file_that_names_checkpoints_is_cut_at_any_byte(checkpoints):
