@@ -28,7 +28,7 @@ from bert_finetune.hf_names import (
 )
 from bert_finetune.tasks import Task
 from bert_finetune.tokenization import WordPieceTokenizer
-from estimator_accum.programs.progress import read_values
+from estimator_accum.programs.progress import DamagedCheckpointError, read_values
 
 _HEAD_DROPOUT = 0.1  # of google-research/bert's classifier, for every config
 
@@ -77,7 +77,7 @@ def _tensors(checkpoint: str, config: BertConfig) -> dict[str, np.ndarray]:
     encoder = encoder_shapes(config)
     arrays = read_values(checkpoint, [*HEAD, *encoder])
     if missing := {*HEAD, *encoder} - arrays.keys():
-        raise ValueError(
+        raise DamagedCheckpointError(
             "A checkpoint for export must have all variables of the classifier. "
             f"Received: {checkpoint} without {min(missing)}. Export a checkpoint of this "
             "program's training, with its --bert_config_file."

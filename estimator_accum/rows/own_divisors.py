@@ -254,6 +254,7 @@ class _Search:
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
         operations = [ref.deref().op for ref in self._needs(tensor)]
+        # Nothing tells whether a variable of a function is trained.
         captured = captured_among(operations)
         return any(
             (op.type in VARIABLES and op.name in trained)

@@ -20,6 +20,7 @@ from bert_finetune.hf_import import import_checkpoint
 from bert_finetune.modeling import classifier_logits, encode
 from bert_finetune.tasks import get_task
 from bert_finetune.tokenization import WordPieceTokenizer
+from estimator_accum.programs.progress import DamagedCheckpointError
 
 _TASK = get_task("MNLI")  # three classes: not a square matrix anywhere
 _WORDS = ["hello", "wor", "##ld", "caf", "##e", "été", "!", ",", "x", "##x", "北"]
@@ -112,7 +113,10 @@ def test_folder_is_what_transformers_reads_and_nothing_of_an_earlier_one(folder)
 def test_a_checkpoint_without_a_classifier_is_refused(tmp_path, tokenizer):
     path = str(tmp_path / "model.ckpt-7")
     write_checkpoint({"output_bias": np.zeros(3, np.float32)}, path)
-    with pytest.raises(ValueError, match="ckpt-7 without bert/embeddings/LayerNorm/b"):
+    # Programs end with its text and exit code 2.
+    with pytest.raises(
+        DamagedCheckpointError, match="ckpt-7 without bert/embeddings/LayerNorm/b"
+    ):
         export_classifier(path, _CONFIG, _TASK, tokenizer, tmp_path / "hf")
 
 
