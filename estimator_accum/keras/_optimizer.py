@@ -25,7 +25,7 @@ from estimator_accum.graph.internals import (
     outer_graph_of,
     track,
 )
-from estimator_accum.keras._examples import number_of_examples
+from estimator_accum.keras._examples import is_sum_over_examples, number_of_examples
 from estimator_accum.keras._saving import Saving
 from estimator_accum.keras._window import (
     Variables,
@@ -185,10 +185,11 @@ class Accumulating(Saving, DelegatingTrackable):
             self._has_warned = True
             _logger.warning(
                 "accumulate: micro-batches of %d to %d examples counted alike, so the "
-                "updates are not those of the big batch. Choose a batch_size that "
-                "divides the number of examples, or leave a short last batch out, by "
-                "batch(batch_size, drop_remainder=True) of tf.data. In a loop of your "
-                "own, pass apply_gradients(pairs, weight=...).",
+                "updates are not those of the big batch, unless the loss is a sum over "
+                "the examples, divided by a constant. If it is a mean, choose a "
+                "batch_size that divides the number of examples, or leave a short last "
+                "batch out, by batch(batch_size, drop_remainder=True) of tf.data. In a "
+                "loop of your own, pass apply_gradients(pairs, weight=...).",
                 least,
                 most,
             )
@@ -290,7 +291,8 @@ class Accumulating(Saving, DelegatingTrackable):
         examples = None
         if weight is None:
             self._check_equal_weights(loss)
-            examples = number_of_examples([*gradients.values()])
+            if not _counts_examples(loss):
+                examples = number_of_examples([*gradients.values()])
         return run_micro_step(
             self._window,
             gradients,
@@ -349,6 +351,13 @@ class Accumulating(Saving, DelegatingTrackable):
                 "update wrong rows. Received: jit_compile and a gradient that is an "
                 "IndexedSlices. Pass compile(jit_compile=False), or use Keras 3."
             )
+
+
+@tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+def _counts_examples(loss: tf.Tensor | None) -> bool:
+    """Returns whether micro-batches provably count by their examples, without a weight."""
+    is_traced = loss is not None and not tf.executing_eagerly()
+    return is_traced and is_sum_over_examples(loss)
 
 
 def is_compiled_by_xla() -> bool:

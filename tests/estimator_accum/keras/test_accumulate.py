@@ -170,22 +170,35 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
     assert variable.numpy() == -2.0
 
 
+def _mean_of_8(y, prediction):
+    losses = tf.reduce_mean(tf.square(y - prediction), 1)
+    return tf.nn.compute_average_loss(losses, global_batch_size=8)
+
+
+def _mean_of_batch(y, prediction):
+    losses = tf.reduce_mean(tf.square(y - prediction), 1)
+    return tf.reduce_sum(losses) / tf.cast(tf.shape(y)[0], losses.dtype)
+
+
 @pytest.mark.parametrize(
-    ("examples", "steps", "weight", "is_warned"),
+    ("examples", "steps", "weight", "options", "is_warned"),
     [
-        (28, 2, None, True),
-        (20, 2, None, False),
-        (28, 2, lambda: tf.constant(1.0), False),
-        (24, 4, None, False),
+        (28, 2, None, {}, True),
+        (20, 2, None, {}, False),
+        (28, 2, lambda: tf.constant(1.0), {}, False),
+        (24, 4, None, {}, False),
+        (28, 2, None, {"run_eagerly": True}, False),  # no graph shows the batch
+        (28, 2, None, {"loss": _mean_of_8}, False),  # counts by its examples
+        (28, 2, None, {"loss": _mean_of_batch}, True),
     ],
 )
 def test_a_short_batch_of_fit_is_warned_of(
-    kind, examples, steps, weight, is_warned, caplog
+    kind, examples, steps, weight, options, is_warned, caplog
 ):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), steps, weight=weight)
     callbacks = [AccumulationCallback("apply_every_epoch")]
     data = dense_data(examples)
-    fit(kind.dense_model(), optimizer, data, 8, 2, callbacks=callbacks)
+    fit(kind.dense_model(), optimizer, data, 8, 2, callbacks=callbacks, **options)
     sentence = "micro-batches of 4 to 8 examples counted alike, so the updates are not"
     assert caplog.text.count(sentence) == is_warned
     assert caplog.text.count("counted alike") == is_warned
