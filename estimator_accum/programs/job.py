@@ -257,8 +257,10 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             return
         chief = settings_in(folder).get(_CLUSTER)
         if chief is None:
-            # A chief that has finished has written the flags alone.
-            self._check_same({})
+            # A chief that has finished has written the flags alone, and so has a run
+            # that this folder has from before, if the chief has another folder.
+            reason = "The chief has finished that run, or writes to another folder. "
+            self._check_same({}, reason)
             raise OtherRunError(not_shared(folder))
         first = self._steps[_FIRST_STEP]
         if chief[_FIRST_STEP] != first:
@@ -275,11 +277,12 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             write_text(self.refusal, f"{self._job.cluster.name}: {error}")
             raise
 
-    def _check_same(self, start: Mapping[str, Any]) -> None:
+    def _check_same(self, start: Mapping[str, Any], reason: str = "") -> None:
         check_same(
             self._job.settings.output_dir,
             self._job.description | start,
-            "Start all tasks again with the same flags and files.",
+            f"{reason}Start all tasks again with the same flags and files, and a folder "
+            "that all of them share.",
             "All tasks of a cluster must be started with the same flags and files.",
         )
 

@@ -84,10 +84,13 @@ def test_a_folder_in_which_the_chief_has_written_nothing_is_not_shared(tmp_path)
         _job(tmp_path / "worker", Cluster()).write_settings()  # of a run alone
 
 
-def test_a_task_with_more_updates_than_a_finished_chief_is_refused(tmp_path):
+def test_a_task_beside_a_shorter_finished_run_is_refused_for_both_reasons(tmp_path):
+    """The run is the chief's, with fewer updates, or one of a folder that is not shared."""
     _job(tmp_path, _CHIEF, train_updates=4).write_settings()
     worker = _hook(_job(tmp_path, _WORKER, train_updates=6))
-    with pytest.raises(OtherRunError, match=r"same flags .* --train_updates=4, not 6"):
+    received = r"same flags and files\. .* --train_updates=4, not 6\. "
+    reason = r"The chief has finished that run, or writes to another folder\. Start"
+    with pytest.raises(OtherRunError, match=received + reason):
         worker.after_create_session(None, None)
 
 
