@@ -76,9 +76,14 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
 
     def after_create_session(self, session, coord) -> None:
         del coord
-        self._runner.initialize(session)
+        self.take_over(session)
         self._batch = 0
-        session.run = functools.partial(self._run, session, session.run)
+
+    def take_over(self, session) -> None:
+        """Prepares a new session, and replaces its method `run`, once."""
+        if getattr(session.run, "func", None) != self._run:
+            self._runner.initialize(session)
+            session.run = functools.partial(self._run, session, session.run)
 
     def before_run(self, run_context):
         del run_context
@@ -176,6 +181,21 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
 
     def _summarize(self) -> None:
         """Does nothing: only training has summaries of the number of micro-batches."""
+
+
+class EarlyHook(tf.compat.v1.train.SessionRunHook):
+    """Has a hook take over each new session before the hooks of `Estimator.train`.
+
+    Otherwise their `after_create_session` would run a batch without its micro-batches.
+    Estimator calls first the hooks that only a chief has.
+    """
+
+    def __init__(self, hook: MicroBatchHook):
+        self._hook = hook
+
+    def after_create_session(self, session, coord) -> None:
+        del coord
+        self._hook.take_over(session)
 
 
 class TrainingHook(MicroBatchHook):

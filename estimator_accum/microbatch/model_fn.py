@@ -30,6 +30,7 @@ from estimator_accum.microbatch.collecting import mean_over_batch
 from estimator_accum.microbatch.constants import constant_features
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.hooks import (
+    EarlyHook,
     MicroBatchHook,
     PredictionHook,
     TrainingHook,
@@ -205,7 +206,10 @@ def _trained(
         spec.scaffold.saver if spec.scaffold else None,
         config.model_dir if config is not None and config.is_chief else None,
     )
-    return spec._replace(training_hooks=[hook, *spec.training_hooks])
+    return spec._replace(
+        training_hooks=[hook, *spec.training_hooks],
+        training_chief_hooks=[EarlyHook(hook), *spec.training_chief_hooks],
+    )
 
 
 def _check_only_worker(config) -> None:

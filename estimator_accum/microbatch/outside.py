@@ -175,8 +175,7 @@ class Outside:
 
     def _path_to_batch(self, items: list) -> str | None:
         needed = ancestors({getattr(item, "op", item) for item in items})
-        slots = {t.op for replica in self._replicas for t in replica.batch.works.slots}
-        for operation in (*self._staged, *slots):
+        for operation in (*self._staged, *self._handles):
             if operation in needed:
                 return path_to(needed, operation)
         return None

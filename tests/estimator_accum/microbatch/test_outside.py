@@ -409,6 +409,32 @@ def test_a_hook_that_trains_at_the_end_is_refused():
         _train_constant(hooks_of, _with_tensors("own", 4))
 
 
+@pytest.mark.parametrize("name", ["loss", "train_op"])
+@pytest.mark.parametrize("way", ["own", "declared"])
+def test_a_hook_of_train_that_runs_a_batch_in_a_new_session_is_refused(
+    way, name, tmp_path
+):
+    specs = []
+
+    class Early(v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            session.run(v1.train.get_global_step())  # needs no batch
+            session.run(getattr(specs[0], name))
+
+    def model_fn(features, labels, mode):
+        specs.append(cut(_inner(way))(features, labels, mode=mode))
+        return specs[0]
+
+    def input_fn():
+        data = {"x": _X[:16], "scale": 1.0}, _Y[:16]
+        return tf.data.Dataset.from_tensors(data)
+
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
+    sentence = r"must be fetched in the batch's own run\. .* of .*\. Return it from"
+    with pytest.raises(ValueError, match=sentence):
+        estimator.train(input_fn, hooks=[Early()])
+
+
 def test_a_hook_reads_the_last_batch_though_the_data_has_ended():
     def with_hook(spec, features, labels):
         hooks.append(_AtEnd([spec.predictions["scores"], labels]))
