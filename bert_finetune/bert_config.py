@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from estimator_accum.programs.json_text import parse_json, read_file
+from estimator_accum.programs.json_text import read_json
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "tanh", "linear")
 SIZES = (
@@ -86,7 +86,7 @@ def read_json_object(path: str) -> dict[str, Any]:
         TypeError, ValueError: If the file does not exist or holds no JSON object.
     """
     try:
-        content = parse_json(read_file(path))
+        content = read_json(path)
     except OSError as error:
         raise ValueError(
             f"A configuration must be a JSON file. Received: {path}, which cannot be "

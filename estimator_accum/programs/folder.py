@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from estimator_accum.programs.json_text import parse_json, read_file
+from estimator_accum.programs.json_text import read_json
 
 SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
@@ -173,7 +173,7 @@ def read_settings(
         flag: Flag that named the file; None if it is in the output folder.
     """
     try:
-        content = parse_json(read_file(path))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         content = error
     if isinstance(content, dict):

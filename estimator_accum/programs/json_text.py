@@ -2,27 +2,19 @@
 
 import json
 import os
-import pathlib
 from typing import Any
 
+from estimator_accum.reports import _files
 
-def read_file(path: str | os.PathLike) -> bytes:
-    """Returns the content of a file, also of storage such as gs://bucket/file.
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Returns the value of a JSON file, also of storage such as gs://bucket/file.
 
     Raises:
         OSError: If it cannot be read; FileNotFoundError if there is no such file.
+        ValueError: As for `parse_json`.
     """
-    if "://" not in (path := os.fspath(path)):
-        return pathlib.Path(path).read_bytes()
-    import tensorflow as tf  # reads such storage, but its import takes seconds
-
-    try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    except tf.errors.NotFoundError as error:
-        raise FileNotFoundError(error.message or "no such file") from error
-    except tf.errors.OpError as error:
-        raise OSError(error.message) from error
+    return parse_json(_files.read_bytes(os.fspath(path)))
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Text files of reports, wherever TensorFlow can write."""
+"""Text files, wherever TensorFlow can read or write."""
 
 import os
 import pathlib
@@ -35,10 +35,26 @@ def exists(path: str) -> bool:
 
 def read(path: str) -> str:
     """Returns the text of a file; raises OSError or ValueError if it has none."""
+    return read_bytes(path).decode()
+
+
+def read_bytes(path: str) -> bytes:
+    """Returns the content of a file.
+
+    Raises:
+        OSError: If it cannot be read; FileNotFoundError if there is no such file.
+    """
     if not _is_address(path):
-        return pathlib.Path(path).read_text(encoding="utf-8")
-    with _gfile().GFile(path, "rb") as file:
-        return file.read().decode()
+        return pathlib.Path(path).read_bytes()
+    import tensorflow as tf
+
+    try:
+        with _gfile().GFile(path, "rb") as file:
+            return file.read()
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(error.message or "no such file") from error
+    except tf.errors.OpError as error:
+        raise OSError(error.message) from error
 
 
 def write(path: str, text: str) -> None:

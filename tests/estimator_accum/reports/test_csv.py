@@ -89,6 +89,14 @@ def test_an_address_is_written_by_tensorflow(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
+def test_an_address_that_cannot_be_read_is_refused_in_a_sentence():
+    import tensorflow as tf
+
+    tf.io.gfile.makedirs("ram://folders/train_metrics.csv")  # not a file
+    with pytest.raises(ValueError, match=r"csv must have the columns .* Use another"):
+        CsvReport("ram://folders").check()
+
+
 def test_a_home_folder_that_no_shell_expanded_is_refused():
     with pytest.raises(ValueError, match=r"begin with ~, .* Received: ~/run\. Use os"):
         CsvReport("~/run")
