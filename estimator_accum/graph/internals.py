@@ -269,6 +269,21 @@ def graph_of_new_function(name: str) -> tf.Graph:
     return tf.__internal__.FuncGraph(name)
 
 
+@contextlib.contextmanager
+def change_inputs(graph: tf.Graph, change: Callable) -> Iterator[None]:
+    """Gives operations `change(type, inputs)` as inputs. If renamed, no step is split."""
+    create = graph._create_op_internal
+
+    def create_changed(kind: str, inputs: list, *args, **options):
+        return create(kind, change(kind, inputs), *args, **options)
+
+    graph._create_op_internal = create_changed
+    try:
+        yield
+    finally:
+        del graph._create_op_internal
+
+
 def convert_by_autograph(function: Callable) -> Callable:
     """Returns a function as tf.function converts it. If renamed, no step is split."""
     context = tf.__internal__.autograph.control_status_ctx()

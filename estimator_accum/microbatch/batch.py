@@ -21,6 +21,8 @@ from estimator_accum.graph.outermost import in_graph
 from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.staging import stage
 from estimator_accum.microbatch.work import Work, Works
+from estimator_accum.rows.sizes import Size
+from estimator_accum.rows.states import State
 
 
 class WholeBatch(Clock):
@@ -45,6 +47,7 @@ class WholeBatch(Clock):
             and the operations that store them.
         sliced: The current micro-batch, in the structure of `data`.
         parts: The components of `data`, sliced and whole.
+        rows_of_others: (the micro-batch's rows of a value of no example, their state).
         should_recompute: Scalar bool placeholder, whether layers are recomputed; None
             if the model has none, or always recomputes.
         reduction, weight: As given for the first train op; before, `weight` is None.
@@ -73,6 +76,7 @@ class WholeBatch(Clock):
         with tf.device("/cpu:0"):
             staged = stage(data, self.begin, self.size)
         self.names, self.stage, self.parts, self.sliced = staged
+        self.rows_of_others = []
         self.reduction, self.weight, self.has_own_weight = reduction, None, False
         self.should_recompute, self._repeats, self.losses = None, None, []
         self.is_auto, self._is_trained = is_auto and is_trained, is_trained
@@ -84,6 +88,22 @@ class WholeBatch(Clock):
         other, (shapes, _) = copy.copy(self), self.stage
         other.stage, other.works = (shapes, []), Works(self.rows)
         return other
+
+    def take_rows(self, value: tf.Tensor, axis: int, span: int) -> tf.Tensor:
+        """Returns the micro-batch's rows of a value of the whole batch, not of its data.
+
+        Args:
+            value: A value that no example decides.
+            axis: Its axis with rows of the examples.
+            span: Number of rows for each example.
+        """
+        with tf.control_dependencies(None):
+            begin, end = self.begin * span, (self.begin + self.size) * span
+            rows = value[(*[slice(None)] * axis, slice(begin, end))]
+        shape = value.shape.as_list()
+        rows.set_shape([*shape[:axis], None, *shape[axis + 1 :]])
+        self.rows_of_others.append((rows, State("rows", axis, Size(span))))
+        return rows
 
     def divisor(self, number: tf.Tensor) -> tf.Tensor:
         """Returns a number of examples, 1 in place of 0, to divide by.

@@ -68,6 +68,17 @@ class StaticSizes:
                 # Without one, there is none to infer.
                 self.has_rows |= bool(shape.rank) and shape[0] is not None
 
+    def number_of(self, parts: Iterable) -> int | None:
+        """Returns the static number of examples that all parts of a batch have.
+
+        Args:
+            parts: Parts of the batch.
+        """
+        slices = [part.sliced for part in parts if part.has_rows]
+        shapes = [self._parts.get(tensor.ref()) for tensor in slices]
+        numbers = {shape[0] if shape and shape.rank else None for shape in shapes}
+        return numbers.pop() if len(numbers) == 1 else None
+
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Has the code of the graph read these sizes.

@@ -34,6 +34,7 @@ from estimator_accum.graph.replicas import distributed
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.executors import Feeding, Functions
+from estimator_accum.microbatch.made_rows import taking_rows
 from estimator_accum.microbatch.own_optimizer.steps import StepPhase, build_step
 from estimator_accum.microbatch.runner import BatchRunner, names_of
 from estimator_accum.microbatch.staging import (
@@ -519,7 +520,8 @@ class _Trace:
 
         def build() -> list[tf.Tensor]:
             values = [whole.sliced for whole in wholes]
-            with tf.variable_creator_scope(_make_outside), sizes.shown():
+            makes_outside = tf.variable_creator_scope(_make_outside)
+            with makes_outside, sizes.shown(), taking_rows(wholes, sizes):
                 return self._flat_results(self._batch.call(step, values))
 
         self._phases = build_step(wholes, build)

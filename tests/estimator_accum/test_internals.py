@@ -334,6 +334,21 @@ def graph_of_new_function():
     return is_inside and graph.building_function
 
 
+@_finds
+def change_inputs():
+    graph = internals.graph_of_new_function("step")
+    with graph.as_default():
+        x, y = (
+            tf.compat.v1.placeholder(tf.float32),
+            tf.compat.v1.placeholder(tf.float32),
+        )
+        with internals.change_inputs(graph, lambda kind, tensors: [*tensors[:-1], y]):
+            changed = tf.raw_ops.Mul(x=x, y=x)
+        kept = tf.raw_ops.Mul(x=x, y=x)
+    pairs = zip([*changed.op.inputs, *kept.op.inputs], [x, y, x, x], strict=True)
+    return all(one is other for one, other in pairs)
+
+
 def _absolute(x):
     if x > 0:
         return x

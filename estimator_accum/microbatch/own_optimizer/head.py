@@ -61,7 +61,8 @@ class View:
             elif not part.has_rows:
                 mixed.append(part.sliced)
         sparse_states, values = states_of_sparse(sparse)
-        self.analysis = Analysis(rows, mixed, sparse_states | dict(states), values)
+        states = {t.ref(): state for t, state in batch.rows_of_others} | dict(states)
+        self.analysis = Analysis(rows, mixed, sparse_states | states, values)
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}
@@ -124,6 +125,7 @@ class View:
 def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     """Returns the operations that compute from a micro-batch, or take it."""
     slices = [part.sliced for part in batch.parts]
+    slices += [rows for rows, _ in batch.rows_of_others]
     users = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
     return users | {tensor.op for tensor in slices}
 

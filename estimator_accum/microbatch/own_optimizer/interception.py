@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.core.interception import without_interception
 from estimator_accum.graph.internals import context_of, current_control_dependencies
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
@@ -104,6 +105,7 @@ class Interception:
             add_missing_rows(self._batch)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))
+            stack.enter_context(without_interception())
             has_others = len(places) < len(xs)
             gradients = request.plain() if has_others else [None] * len(xs)
             fixed = request._replace(xs=[xs[i] for i in places])

@@ -445,11 +445,13 @@ def _rounding_in(operations) -> float:
 
 
 def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int]]:
-    """Returns the random numbers that each example has its own of, with their axes."""
+    """Returns numbers that no feature tells and examples have their own of, with axes."""
+    others = {rows.op for rows, _ in batch.rows_of_others}
     draws = [
         operation.outputs[0]
         for operation in operations
-        if operation.type in DRAWS and context_of(operation) is None
+        if operation in others
+        or (operation.type in DRAWS and context_of(operation) is None)
     ]
     view = View(batch, draws)  # the graph has other draws since the last one
     states = [(draw, view.state(draw)) for draw in draws]

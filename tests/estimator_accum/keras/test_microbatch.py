@@ -4,6 +4,7 @@ import contextlib
 import copy
 import importlib
 import logging
+import re
 import types
 
 import numpy as np
@@ -1141,3 +1142,50 @@ def test_losses_shown_of_outputs_are_those_of_the_batch_at_once(keras):
     assert ours.keys() == wanted.keys() >= {"of_2_loss", "of_1_loss"}
     for name, values in wanted.items():
         np.testing.assert_allclose(ours[name], values, rtol=1e-5)
+
+
+def _with_stochastic_depth(keras, micro_batches):
+    """Trains with layers that drop whole examples, as in Keras's CCT example."""
+    keras.utils.set_random_seed(1)
+
+    class StochasticDepth(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            if hasattr(keras, "ops"):
+                self.seeds = keras.random.SeedGenerator(2)
+
+        def call(self, x, training=None):
+            if not training:
+                return x
+            if hasattr(keras, "ops"):
+                size = keras.ops.shape(x)[0]
+                numbers = keras.random.uniform((size, 1, 1), seed=self.seeds)
+            else:
+                numbers = tf.random.uniform([x.shape[0], 1, 1], dtype=x.dtype)
+            return (x / 0.6) * tf.floor(0.6 + numbers)
+
+    inputs = x = keras.Input((4, 5))
+    for _ in range(2):
+        hidden = keras.layers.Dense(10, "tanh")(x)
+        x = keras.layers.Dense(5)(hidden)
+        x = StochasticDepth()(x) + hidden[..., :5]
+    outputs = keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(x))
+    model = microbatch(keras.Model(inputs, outputs), micro_batches)
+    model.compile("adam", "mse")
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=[22, 4, 5]), rng.normal(size=[22, 2])
+    model.fit(*data, batch_size=11, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def test_stochastic_depth_is_split(keras, caplog):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    # Keras 2 draws from states of operations, which micro-batches do not have.
+    numbers = (1, 4) if hasattr(keras, "ops") else (3, 4)
+    weights = [_with_stochastic_depth(keras, number) for number in numbers]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert shares and max(map(float, shares)) < 2

@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import itertools
+import re
 import types
 
 import numpy as np
@@ -756,6 +757,82 @@ def test_static_sizes_are_those_of_the_batch():
     ours = _run(_static_sizes, lambda step: microbatch_step(step, 12))
     for one, other in zip(whole, ours, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=_LIMIT)
+
+
+_TABLE, _STEPS_OF_TIME = np.random.RandomState(1).randn(2, 23, 6)
+
+
+def _values_of_its_size(combine=None, is_trained=False):
+    """Scales each example at random, as stochastic depth, and makes other values."""
+    kernels, network = _network(10, 23)
+    state, deeper = tf.Variable([1, 2]), _weights(23, 23)
+    table = tf.Variable(_TABLE) if is_trained else tf.constant(_TABLE)
+    trained = [*kernels, deeper, *([table] if is_trained else [])]
+
+    def step(x):
+        n = x.shape[0]
+        with tf.GradientTape() as tape:
+            x = tf.concat([x + table, tf.zeros([n, 4], tf.float64)], 1)
+            h = tf.tanh(network(x)) * _TABLE[:, 1]  # of as many units as examples
+            kept = 0.6 + tf.random.stateless_uniform([n, 1], state, dtype=tf.float64)
+            h += (h @ deeper) / 0.6 * tf.floor(kept)
+            h = tf.where(_TABLE[:, :1] > 0, h, 2 * h)
+            h = tf.transpose(tf.transpose(h) + tf.stack([kept[:, 0]] * 23))
+            times = h[:, :, None] + _STEPS_OF_TIME  # as many as examples
+            pairs = tf.repeat(h, 2, 0) * tf.ones([2 * n, 1], tf.float64)
+            loss = tf.reduce_mean(tf.reduce_sum(times**2, [1, 2]))
+            loss += tf.reduce_mean(pairs**2)
+            if combine is not None:
+                loss += combine(h)
+        state.assign_add([0, 1])
+        _descend(tape, loss, trained, 1e-3)
+        return loss, h, kept
+
+    return step, [*trained, state], (_X,)
+
+
+def _assert_equal_to_the_unsplit(make, number):
+    whole = _run(make, tf.function)
+    ours = _run(make, lambda step: microbatch_step(step, number))
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_values_of_the_size_of_the_batch_are_split_with_it(caplog, number):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    _assert_equal_to_the_unsplit(_values_of_its_size, number)
+    (share,) = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert float(share) < 1
+
+
+def test_values_of_the_size_of_the_batch_are_all_of_it_where_examples_are_combined():
+    def contrast(h):
+        logits = h @ tf.transpose(h) - 3 * tf.eye(23, dtype=tf.float64)
+        return _crossentropy(tf.range(23), logits * (1 - tf.eye(23, dtype=tf.float64)))
+
+    make = functools.partial(_values_of_its_size, contrast)
+    _assert_equal_to_the_unsplit(make, 4)
+
+
+def test_a_table_of_trained_rows_has_the_gradient_of_the_batch():
+    make = functools.partial(_values_of_its_size, is_trained=True)
+    _assert_equal_to_the_unsplit(make, 4)
+
+
+def test_a_batch_that_is_retried_has_the_same_values_of_its_size(monkeypatch):
+    run, failures = BatchRunner._run_micro_batches, []
+
+    def run_and_fail(*args):
+        result = run(*args)
+        if len(failures) < 2:
+            failures.append(args)
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return result
+
+    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+    _assert_equal_to_the_unsplit(_values_of_its_size, "auto")
+    assert len(failures) == 2
 
 
 def test_only_a_step_that_reads_sizes_is_traced_for_each():

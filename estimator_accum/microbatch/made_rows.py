@@ -1,0 +1,107 @@
+"""Micro-batches' rows of values that are made with the static size of the batch.
+
+    x * tf.zeros([x.shape[0], 8])    x[begin:end] * tf.zeros([N, 8])[begin:end]
+
+Where such a value meets a tensor whose size there is known of the batch alone, both sizes
+must be equal, or the step itself fails. So each row of the value belongs to an example, or
+to as many rows for each example. An operation that combines examples gets all rows.
+
+N = number of examples in the batch.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from estimator_accum.core.interception import is_interception_off
+from estimator_accum.graph.internals import change_inputs
+from estimator_accum.graph.outermost import in_graph
+from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.head import View
+from estimator_accum.microbatch.static_sizes import StaticSizes
+from estimator_accum.rows.rules.elementwise import ELEMENTWISE
+from estimator_accum.rows.states import FIXED
+
+_ARITHMETIC = {"Add", "AddV2", "Sub", "Mul", "Select"}
+_KINDS = {*ELEMENTWISE, *_ARITHMETIC, "ConcatV2", "Pack"}
+
+
+@contextlib.contextmanager
+def taking_rows(batches: list[WholeBatch], sizes: StaticSizes) -> Iterator[None]:
+    """Has new operations of the default graph take a micro-batch's rows of such values.
+
+    Args:
+        batches: The batch of each replica.
+        sizes: The static sizes of the graph.
+    """
+    rows = _Rows(batches, sizes)
+    with change_inputs(tf.compat.v1.get_default_graph(), rows.take):
+        yield
+
+
+class _Rows:
+    def __init__(self, batches: list[WholeBatch], sizes: StaticSizes):
+        self._batches, self._sizes, self._slices = batches, sizes, {}
+
+    def take(self, kind: str, tensors: list) -> list:
+        """Returns the inputs for an operation of a type."""
+        # Gradients derive operations that have taken rows.
+        if kind not in _KINDS or is_interception_off():
+            return tensors
+        if any(tensor.shape.rank is None for tensor in tensors):
+            return tensors
+        return [self._rows_of(tensor, tensors) for tensor in tensors]
+
+    def _rows_of(self, tensor, others: list):
+        """Returns the rows of a value that meets others, aligned from the right."""
+        shape = tensor.shape.as_list()
+        for place in range(-len(shape), 0):
+            if shape[place] in (None, 1):
+                continue
+            for other in others:
+                sizes = other.shape.as_list()
+                if len(sizes) >= -place and sizes[place] is None:
+                    rows = self._slice(tensor, len(shape) + place, other, place)
+                    if rows is not None:
+                        return rows
+        return tensor
+
+    def _slice(self, tensor, axis: int, other, place: int) -> tf.Tensor | None:
+        """Returns rows along an axis that meets an axis of another tensor, or None."""
+        needed = data_ancestors([other.op])
+        batch = next((b for b in self._batches if b.begin.op in needed), None)
+        number = batch and self._sizes.number_of(batch.parts)
+        size = tensor.shape.as_list()[axis]
+        if number in (None, 1) or size % number:
+            return None
+        try:
+            if self._sizes.of(other)[place] != size:
+                return None
+        except ValueError:  # it cannot be inferred
+            return None
+        tensor = in_graph(tensor)
+        key = tensor.ref(), axis, batch.begin.ref()
+        if key not in self._slices:
+            self._slices[key] = None
+            if _is_fixed(tensor, batch):
+                self._slices[key] = batch.take_rows(tensor, axis, size // number)
+                self._sizes.add([self._slices[key]], [tensor])
+        return self._slices[key]
+
+
+def _is_fixed(tensor: tf.Tensor, batch: WholeBatch) -> bool:
+    """Returns whether a tensor is the same for all micro-batches, and not trained."""
+    if View(batch, [tensor]).state(tensor) != FIXED:
+        return False
+    needed = data_ancestors(
+        [tensor.op], lambda operation: filter(_derives, operation.inputs)
+    )
+    return not any(t.dtype == tf.resource for op in needed for t in op.outputs)
+
+
+def _derives(tensor: tf.Tensor) -> bool:
+    """Returns whether gradients flow through a tensor, or it is a variable's handle."""
+    dtype = tensor.dtype
+    return dtype.is_floating or dtype.is_complex or dtype == tf.resource
