@@ -1,5 +1,6 @@
 """Check of a loss against the reduction that its train op declares."""
 
+import contextlib
 import itertools
 import logging
 import math
@@ -13,8 +14,10 @@ from estimator_accum.graph.data_sets import batch_size_of
 from estimator_accum.graph.functions import captured_among, library_of_functions
 from estimator_accum.graph.names import BATCHES, FED
 from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.rows.added_examples import factors_by_numbers, find_head
+from estimator_accum.rows.added_examples import factors_by_numbers
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.equal_weights import Assumption, warn_of_unequal_weights
+from estimator_accum.rows.heads import find_head
 from estimator_accum.rows.loss_sums import (
     LINEAR,
     SCALING,
@@ -24,7 +27,6 @@ from estimator_accum.rows.loss_sums import (
     refuse_sum,
     terms_of,
 )
-from estimator_accum.rows.own_divisors import warn_of_own_divisors
 
 # Operations whose results are sums or means of elements of their first input.
 _OF_FIRST = {"GatherV2", "Mean", "StridedSlice", "Sum", "Transpose"}
@@ -69,14 +71,14 @@ def check_equal_weights(
     weight: Any,
     remedy: str = "",
 ) -> None:
-    """Warns of a mean over a number of elements that differs between micro-batches.
+    """Warns of a loss that the mean over micro-batches does not fit.
 
     Args:
         steps: K, or a callable that returns it [micro-steps per update].
         loss: The loss of a micro-batch; None if it is not known.
         reduction: "mean" or "sum", as declared.
         weight: The caller's weight of a micro-batch; None if not given.
-        remedy: As for `warn_of_own_divisors`.
+        remedy: As for `warn_of_unequal_weights`.
     """
     is_weighted = reduction == "sum" or weight is not None
     if loss is None or steps == 1 or is_weighted:
@@ -87,23 +89,52 @@ def check_equal_weights(
     captured = captured_among(needed)
     fed = [op for op in needed if op.type in {*BATCHES, *FED} and op not in captured]
     outputs = [tensor for operation in fed for tensor in operation.outputs]
-    sources = {tensor.ref() for tensor in _parts_among(outputs)}
-    rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
+    parts = _parts_among(outputs)
+    if parts:
+        views = _views(loss, needed, outputs, parts)
+        share = "all micro-batches count alike"
+        warn_of_unequal_weights(loss, views, share, remedy)
 
-    def analyze() -> Analysis:
-        is_row = {tensor.ref() for tensor in rows}
-        analysis = Analysis(rows, [t for t in outputs if t.ref() not in is_row])
+
+def _views(
+    loss: tf.Tensor, needed: Iterable, outputs: list, parts: list
+) -> Iterator[tuple]:
+    """Yields ways to look at a loss, for `warn_of_unequal_weights`.
+
+    Args:
+        loss: The loss.
+        needed: The operations that it is computed from.
+        outputs: Results of the input pipeline, or fed.
+        parts: Those of `outputs` that may have a row for each example.
+    """
+    lengths = [t.shape[0] for t in parts if t.shape.rank]
+    size = None
+    if lengths and None not in lengths:
+        size = max(lengths, key=lengths.count)
+    rows = [t for t in parts if t.shape.rank and t.shape[0] == size]
+    are_rows = {row.ref() for row in rows}
+    others = [t for t in parts if t.ref() not in are_rows]
+    if size is None:
+        analysis = Analysis(rows, others)
         analysis.analyze([loss])
-        return analysis
-
-    share = "all micro-batches count alike"
-    warn_of_own_divisors(
-        loss,
-        lambda tensor: tensor.ref() in sources,
-        analyze if rows else None,
-        share,
-        remedy,
-    )
+        yield loss, analysis, None
+    else:
+        operations = [op for op in needed if op.graph is loss.graph]
+        read = [op.outputs[0] for op in operations if op.type == "ReadVariableOp"]
+        # An operation may need one size, and a captured variable is not known there.
+        with contextlib.suppress(ValueError, tf.errors.OpError):
+            fed = [*outputs, *read]
+            copy, copies = _copy_of_any_size(loss, operations, fed, rows)
+            pairs = [*zip(fed, copies, strict=True)]
+            of_rows = [twin for tensor, twin in pairs if tensor.ref() in are_rows]
+            are_others = {other.ref() for other in others}
+            of_others = [twin for tensor, twin in pairs if tensor.ref() in are_others]
+            with copy.graph.as_default():
+                analysis = Analysis(of_rows, of_others)
+                analysis.analyze([copy])
+            yield copy, analysis, size if size > 1 else None
+    if size != 1:  # by which nothing is told from other axes
+        yield loss, Assumption(loss, rows, others, size), size
 
 
 def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -154,7 +185,14 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
     if rows:
         return _are_sums_of(loss, rows, outputs, size)
     rows = [t for t in outputs if t.shape.rank and t.shape[0] == size]
-    return _are_sums_of_any_size(loss, needed, outputs, rows, size) if rows else []
+    if not rows:
+        return []
+    copy, copies = _copy_of_any_size(loss, needed, outputs, rows)
+    with copy.graph.as_default():
+        are_rows = {tensor.ref() for tensor in rows}
+        pairs = zip(outputs, copies, strict=True)
+        of_rows = [twin for output, twin in pairs if output.ref() in are_rows]
+        return _are_sums_of(copy, of_rows, copies, size)
 
 
 def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[bool]:
@@ -222,20 +260,29 @@ def _numbers_added_up(
     }
 
 
-def _are_sums_of_any_size(
-    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, size: int
-) -> list[bool]:
-    """Returns `_are_sums_of` for a copy of the loss whose batch has no static size."""
-    definition, _ = define([op for op in needed if op.type not in BATCHES])
+def _copy_of_any_size(
+    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns a copy of a loss whose batch has no static size, and of `outputs`.
+
+    Args:
+        loss: The loss.
+        needed: The operations that it is computed from.
+        outputs: Results of some of them, which are fed in the copy.
+        rows: Those of `outputs` that have a row for each example.
+    """
+    fed = {output.op for output in outputs}
+    definition, _ = define([op for op in needed if op not in fed])
     definition.library.function.extend(library_of_functions(loss.graph).values())
+    are_rows = {tensor.ref() for tensor in rows}
     with tf.Graph().as_default():
         copies = {}
         for output in outputs:
-            shape = [None, *output.shape[1:]] if output in rows else output.shape
+            is_row = output.ref() in are_rows
+            shape = [None, *output.shape[1:]] if is_row else output.shape
             copies[output.name] = tf.compat.v1.placeholder(output.dtype, shape)
-        (copy,) = insert(definition, copies, [loss], "loss")
-        of_rows = [copies[tensor.name] for tensor in rows]
-        return _are_sums_of(copy, of_rows, list(copies.values()), size)
+        (copy,) = insert(definition, copies, [loss], "")
+        return copy, list(copies.values())
 
 
 def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation]:

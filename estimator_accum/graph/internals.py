@@ -7,10 +7,12 @@ name in the TensorFlow that is installed. `compat` and `programs` have a few mor
 subclass overrides methods in its own file: tests/test_architecture.py lists them.
 """
 
+import contextlib
 import functools
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -29,6 +31,24 @@ from tensorflow.python.training import monitored_session
 Place = tuple[object, str]  # of a function that is replaced: its owner, its name
 
 # Operations.
+
+
+@contextlib.contextmanager
+def session_with_own_threads(config) -> Iterator[tf.compat.v1.Session]:
+    """Yields a session of the default graph. If renamed, later sessions share its threads.
+
+    The first session of a process else decides the threads of operations for all others.
+    """
+    name = "TF_OVERRIDE_GLOBAL_THREADPOOL"  # which TensorFlow reads once
+    is_set = name in os.environ
+    os.environ.setdefault(name, "1")
+    try:
+        session = tf.compat.v1.Session(config=config)
+    finally:
+        if not is_set:
+            del os.environ[name]
+    with session:
+        yield session
 
 
 def context_of(place: tf.Operation | tf.Graph):

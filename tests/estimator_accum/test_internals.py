@@ -5,6 +5,7 @@ import concurrent.futures
 import functools
 import inspect
 import operator
+import os
 import types
 
 import numpy as np
@@ -56,6 +57,13 @@ def _loop() -> tf.Operation:
     finally:
         v1.enable_control_flow_v2()
     return inside[0]
+
+
+@_finds
+def session_with_own_threads():
+    name = "TF_OVERRIDE_GLOBAL_THREADPOOL"
+    with internals.session_with_own_threads(v1.ConfigProto()) as session:
+        return session.run(tf.constant(3)) == 3 and name not in os.environ
 
 
 @_finds

@@ -1,12 +1,15 @@
 """The loss of a batch, whose declared reduction is checked."""
 
+from collections.abc import Iterator
+
 import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
-from estimator_accum.rows.added_examples import factors_by_numbers, find_head
+from estimator_accum.rows.added_examples import factors_by_numbers
+from estimator_accum.rows.equal_weights import Assumption, warn_of_unequal_weights
+from estimator_accum.rows.heads import find_head
 from estimator_accum.rows.loss_sums import may_be_sum, refuse_sum, terms_of
-from estimator_accum.rows.own_divisors import warn_of_own_divisors
 
 
 def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
@@ -28,7 +31,7 @@ def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
 def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     """Raises ValueError if the loss is a sum over examples, declared as a mean.
 
-    A mean over a number of elements that differs between micro-batches is warned of.
+    A loss that the mean over micro-batches does not fit is warned of.
 
     Args:
         batch: The batch, of which the reduction is declared.
@@ -43,11 +46,15 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
         if any(terms) or factors_by_numbers(find_head(analysis, loss)):
             is_whole = all(terms) or not any(terms)
             refuse_sum(loss, is_whole, "declare reduction='sum': weighted sums add up")
-    slices = {part.sliced.ref() for part in batch.parts if part.sliced.shape.rank != 0}
     if not batch.has_own_weight:
-        warn_of_own_divisors(
-            loss,
-            lambda tensor: tensor.ref() in slices,
-            lambda: View(batch, [loss]).analysis,
-            "each micro-batch counts by its examples",
-        )
+        share = "each micro-batch counts by its examples"
+        warn_of_unequal_weights(loss, _views(batch, loss), share)
+
+
+def _views(batch: WholeBatch, loss: tf.Tensor) -> Iterator[tuple]:
+    """Yields ways to look at a loss, for `warn_of_unequal_weights`."""
+    yield loss, View(batch, [loss]).analysis, None
+    parts = {True: [], False: []}
+    for part in batch.parts:
+        parts[part.has_rows and part.sparse is None].append(part.sliced)
+    yield loss, Assumption(loss, parts[True], parts[False], None), None

@@ -250,8 +250,10 @@ def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
     assert caplog.text.count(sentence) == is_masked
 
 
-@pytest.mark.parametrize("loss", ["of_shares", "of_each_example"])
-def test_other_divisors_in_keras_are_not_warned_of(kind, loss, caplog):
+@pytest.mark.parametrize(
+    ("loss", "is_joining"), [("of_shares", 1), ("of_each_example", 0)]
+)
+def test_other_divisors_in_keras_are_told_apart(kind, loss, is_joining, caplog):
     def of_shares(y, prediction):
         return 1 - tf.reduce_sum(y * prediction) / tf.reduce_sum(y + prediction)
 
@@ -264,7 +266,7 @@ def test_other_divisors_in_keras_are_not_warned_of(kind, loss, caplog):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
     model.compile(optimizer, losses[loss], jit_compile=False)
     model.train_on_batch(*dense_data(1))
-    assert "Split whole batches" not in caplog.text
+    assert caplog.text.count("is not a mean over examples alone") == is_joining
 
 
 def test_a_masked_sequence_is_a_mean_over_tokens(kind, caplog):
