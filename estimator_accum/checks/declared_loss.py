@@ -122,7 +122,7 @@ def _views(
         operations = [op for op in needed if op.graph is loss.graph]
         read = [op.outputs[0] for op in operations if op.type == "ReadVariableOp"]
         # An operation may need one size, and a captured variable is not known there.
-        with contextlib.suppress(ValueError, tf.errors.OpError):
+        with contextlib.suppress(ValueError, TypeError, tf.errors.OpError):
             fed = [*outputs, *read]
             copy, copies = _copy_of_any_size(loss, operations, fed, rows)
             pairs = [*zip(fed, copies, strict=True)]
@@ -132,8 +132,8 @@ def _views(
             with copy.graph.as_default():
                 analysis = Analysis(of_rows, of_others)
                 analysis.analyze([copy])
-            yield copy, analysis, size if size > 1 else None
-    if size != 1:  # by which nothing is told from other axes
+            yield copy, analysis, None
+    if size is None or size > 1:  # by which nothing is told from other axes
         yield loss, Assumption(loss, rows, others, size), size
 
 

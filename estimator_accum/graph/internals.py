@@ -39,6 +39,7 @@ def session_with_own_threads(config) -> Iterator[tf.compat.v1.Session]:
 
     The first session of a process else decides the threads of operations for all others.
     """
+    config.use_per_session_threads = True  # between operations; the other within them
     name = "TF_OVERRIDE_GLOBAL_THREADPOOL"  # which TensorFlow reads once
     is_set = name in os.environ
     os.environ.setdefault(name, "1")
@@ -46,7 +47,7 @@ def session_with_own_threads(config) -> Iterator[tf.compat.v1.Session]:
         session = tf.compat.v1.Session(config=config)
     finally:
         if not is_set:
-            del os.environ[name]
+            os.environ.pop(name, None)
     with session:
         yield session
 

@@ -187,7 +187,8 @@ class EarlyHook(tf.compat.v1.train.SessionRunHook):
     """Has a hook take over each new session before the hooks of `Estimator.train`.
 
     Otherwise their `after_create_session` would run a batch without its micro-batches.
-    Estimator calls first the hooks that only a chief has.
+    Estimator calls first the hooks that only a chief has, but for workers of a
+    MultiWorkerMirroredStrategy, where hooks of `train` come before.
     """
 
     def __init__(self, hook: MicroBatchHook):

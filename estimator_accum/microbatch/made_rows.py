@@ -3,7 +3,7 @@
     x * tf.zeros([x.shape[0], 8])    x[begin:end] * tf.zeros([N, 8])[begin:end]
 
 Where such a value meets a tensor whose size there is known of the batch alone, both sizes
-must be equal, or the step itself fails. So each row of the value belongs to an example, or
+must be equal, or the step itself fails: outside of functions, branches and loops. So each row of the value belongs to an example, or
 to as many rows for each example. An operation that combines examples gets all rows.
 
 N = number of examples in the batch.
@@ -43,7 +43,7 @@ def taking_rows(batches: list[WholeBatch], sizes: StaticSizes) -> Iterator[None]
 
 class _Rows:
     def __init__(self, batches: list[WholeBatch], sizes: StaticSizes):
-        self._batches, self._sizes, self._slices = batches, sizes, {}
+        self._batches, self._sizes, self._are_fixed = batches, sizes, {}
 
     def take(self, kind: str, tensors: list) -> list:
         """Returns the inputs for an operation of a type."""
@@ -74,21 +74,26 @@ class _Rows:
         batch = next((b for b in self._batches if b.begin.op in needed), None)
         number = batch and self._sizes.number_of(batch.parts)
         size = tensor.shape.as_list()[axis]
-        if number in (None, 1) or size % number:
+        if number in (None, 0, 1) or size % number:
             return None
+        are_read = self._sizes.are_read
         try:
-            if self._sizes.of(other)[place] != size:
-                return None
+            is_same = self._sizes.of(other)[place] == size
         except ValueError:  # it cannot be inferred
+            is_same = False
+        if not is_same:
+            self._sizes.are_read = are_read  # by chance a multiple
             return None
         tensor = in_graph(tensor)
-        key = tensor.ref(), axis, batch.begin.ref()
-        if key not in self._slices:
-            self._slices[key] = None
-            if _is_fixed(tensor, batch):
-                self._slices[key] = batch.take_rows(tensor, axis, size // number)
-                self._sizes.add([self._slices[key]], [tensor])
-        return self._slices[key]
+        key = tensor.ref(), batch.begin.ref()
+        if key not in self._are_fixed:
+            self._are_fixed[key] = _is_fixed(tensor, batch)
+        if not self._are_fixed[key]:
+            return None
+        # Not kept: a tape sees the slices that are made while it watches.
+        rows = batch.take_rows(tensor, axis, size // number)
+        self._sizes.add([rows], [tensor])
+        return rows
 
 
 def _is_fixed(tensor: tf.Tensor, batch: WholeBatch) -> bool:

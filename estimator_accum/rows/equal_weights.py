@@ -282,10 +282,9 @@ class _Verdict:
         nodes = all_nodes(operations)
         if any(node.op.startswith("FusedBatchNorm") for node in nodes):
             return True
-        inside = {node.op for node in nodes[len(operations) :]}
         roots = [operation for operation in operations if operation.type == "Rsqrt"]
         kinds = {self._states.state(root.inputs[0]).kind for root in roots}
-        return "Rsqrt" in inside or "mixed" in kinds
+        return "mixed" in kinds
 
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         """Returns whether a gradient may go through a tensor to a variable."""
@@ -334,15 +333,13 @@ class _Verdict:
                     numbers = []
                     try:
                         for values in self._feeds(random, draw, flag=place % 2 == 0):
-                            loss, *others = run(values)
-                            of_others = map(_number, further, others)
-                            numbers.append([float(np.sum(loss)), *of_others])
+                            numbers.append([float(np.sum(x)) for x in run(values)])
                     except tf.errors.DeadlineExceededError:
                         return
                     except tf.errors.OpError:  # such as examples that do not fit
                         continue
                     yield [list(four) for four in zip(*numbers, strict=True)]
-        except (tf.errors.OpError, ValueError):
+        except (tf.errors.OpError, TypeError, ValueError):
             return
 
     def _feeds(self, random, draw: _Draw, flag: bool) -> list[dict]:
@@ -369,7 +366,10 @@ class _Verdict:
             at = np.arange(value.shape[axis]) >= self._half(value, axis)
             share = shares[at.astype(int)].reshape([-1] + [1] * (value.ndim - axis - 1))
             is_zero = random.random(value.shape) < share
-            limits = self._numbers[tensor.dtype.is_integer]
+            dtype = tensor.dtype
+            limits = self._numbers[dtype.is_integer]
+            if dtype != tf.bool:
+                limits = [limit for limit in limits if dtype.min <= limit <= dtype.max]
             chosen = random.choice(limits, value.shape).astype(value.dtype)
             values[tensor.name] = np.where(is_zero, chosen, value)
         return values
@@ -383,15 +383,12 @@ class _Verdict:
         limits = {True: [0], False: [0.0]}
         for operation in self._head.operations if self._head else []:
             for tensor in operation.inputs if operation.type in _COMPARING else []:
-                if is_one_number(tensor) and tensor.dtype != tf.string:
+                dtype = tensor.dtype
+                if is_one_number(tensor) and (dtype.is_floating or dtype.is_integer):
                     value = tf.get_static_value(tensor)
                     if value is not None and np.isfinite(np.sum(value)):
                         limits[tensor.dtype.is_integer].append(np.sum(value))
         return limits
-
-
-def _number(tensor: tf.Tensor, value: np.ndarray) -> float:
-    return float(np.sum(value)) if is_one_number(tensor) else float(np.size(value))
 
 
 def _moves_examples(operation: tf.Operation) -> bool:

@@ -35,6 +35,7 @@ from estimator_accum.graph.names import (
 )
 from estimator_accum.graph.walks import control_inputs_of, data_ancestors
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.loss_sums import is_one_number
 
 _MOST_OPERATIONS = 300  # also those of functions
 _MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have more
@@ -126,7 +127,8 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
     """Yields a function that computes the loss from values of `rows` and `others`.
 
     It takes a dictionary of arrays by the names of tensors, and returns the values of the
-    loss and of `further` results of the head's operations. Variables have random values.
+    loss and of `further` results of the head's operations: of those with several elements
+    how many they are. Variables have random values.
 
     Raises:
         ValueError: If values cannot be drawn, or the operations need another shape.
@@ -153,6 +155,7 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
             for tensor, shape in zip(read, _shapes(head), strict=True)
         }
         results = insert(definition, inputs, [head.loss, *further], "loss")
+        results[1:] = [t if is_one_number(t) else tf.size(t) for t in results[1:]]
         _draw_variables(graph, session)
 
         def run(values: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -296,7 +299,8 @@ def _draw_variables(graph: tf.Graph, session) -> None:
     for handle in [op for op in graph.get_operations() if op.type == "VarHandleOp"]:
         shape = tf.TensorShape(handle.get_attr("shape"))
         dtype = handle.get_attr("dtype")
-        if not 0 < (shape.num_elements() or 0) <= _MOST_NUMBERS:
+        is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
+        if not is_number or not 0 < (shape.num_elements() or 0) <= _MOST_NUMBERS:
             raise ValueError("Variables must have numbers that can be drawn.")
         value = _draw(random, dtype, shape.as_list())
         write = tf.raw_ops.AssignVariableOp(

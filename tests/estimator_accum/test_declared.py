@@ -589,10 +589,12 @@ with tf.Graph().as_default():
     v1.train.get_or_create_global_step()
     make_accumulating_train_op(loss, v1.train.GradientDescentOptimizer(0.1), 2)
     before = number()
-    options = {"intra_op_parallelism_threads": 20, "use_per_session_threads": False}
-    with v1.Session(config=v1.ConfigProto(**options)) as session:
+    config = v1.ConfigProto(
+        intra_op_parallelism_threads=20, inter_op_parallelism_threads=30
+    )
+    with v1.Session(config=config) as session:
         session.run(v1.global_variables_initializer())
-        print(number() - before >= 20)
+        print(number() - before >= 45)
 """
 WARNING = "is a mean over another number of elements in each micro-batch"
 OF_OTHERS = (
