@@ -288,9 +288,8 @@ class _Verdict:
 
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         """Returns whether a gradient may go through a tensor to a variable."""
-        original = self._graph.get_tensor_by_name(
-            tensor.name
-        )  # a copy may have no reads
+        # Copies of static batches read no variables.
+        original = self._graph.get_tensor_by_name(tensor.name)
 
         def inputs_of(operation: tf.Operation) -> list[tf.Tensor]:
             is_end = operation.type in {*BATCHES, *FED, *OF_SHAPES}
