@@ -125,12 +125,9 @@ def _views(
         with contextlib.suppress(ValueError, TypeError, tf.errors.OpError):
             fed = [*outputs, *read]
             copy, copies = _copy_of_any_size(loss, operations, fed, rows)
-            pairs = [*zip(fed, copies, strict=True)]
-            of_rows = [twin for tensor, twin in pairs if tensor.ref() in are_rows]
-            are_others = {other.ref() for other in others}
-            of_others = [twin for tensor, twin in pairs if tensor.ref() in are_others]
             with copy.graph.as_default():
-                analysis = Analysis(of_rows, of_others)
+                twins = [[copies[t.ref()] for t in some] for some in (rows, others)]
+                analysis = Analysis(*twins)
                 analysis.analyze([copy])
             yield copy, analysis, None
     if size is None or size > 1:  # by which nothing is told from other axes
@@ -189,10 +186,8 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
         return []
     copy, copies = _copy_of_any_size(loss, needed, outputs, rows)
     with copy.graph.as_default():
-        are_rows = {tensor.ref() for tensor in rows}
-        pairs = zip(outputs, copies, strict=True)
-        of_rows = [twin for output, twin in pairs if output.ref() in are_rows]
-        return _are_sums_of(copy, of_rows, copies, size)
+        of_rows = [copies[tensor.ref()] for tensor in rows]
+        return _are_sums_of(copy, of_rows, list(copies.values()), size)
 
 
 def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[bool]:
@@ -262,8 +257,8 @@ def _numbers_added_up(
 
 def _copy_of_any_size(
     loss: tf.Tensor, needed: Iterable, outputs: list, rows: list
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Returns a copy of a loss whose batch has no static size, and of `outputs`.
+) -> tuple[tf.Tensor, dict]:
+    """Returns a copy of a loss whose batch has no static size, and of `outputs` by ref.
 
     Args:
         loss: The loss.
@@ -280,9 +275,10 @@ def _copy_of_any_size(
         for output in outputs:
             is_row = output.ref() in are_rows
             shape = [None, *output.shape[1:]] if is_row else output.shape
-            copies[output.name] = tf.compat.v1.placeholder(output.dtype, shape)
-        (copy,) = insert(definition, copies, [loss], "")
-        return copy, list(copies.values())
+            copies[output.ref()] = tf.compat.v1.placeholder(output.dtype, shape)
+        inputs = {key.deref().name: twin for key, twin in copies.items()}
+        (copy,) = insert(definition, inputs, [loss], "")
+        return copy, copies
 
 
 def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation]:

@@ -39,6 +39,7 @@ LOOK_UPS = {"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"}  # in table
 
 # Operations that compute from a shape, not from values.
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+# The same, and those whose results have the shape and no other value of their input.
 OF_SHAPES = {*SHAPES, "OnesLike", "ZerosLike"}
 
 # Operations whose results are sums of their inputs, or multiples of one of them.

@@ -70,12 +70,14 @@ class _Rows:
 
     def _slice(self, tensor, axis: int, other, place: int) -> tf.Tensor | None:
         """Returns rows along an axis that meets an axis of another tensor, or None."""
-        needed = data_ancestors([other.op])
-        batch = next((b for b in self._batches if b.begin.op in needed), None)
-        number = batch and self._sizes.number_of(batch.parts)
         size = tensor.shape.as_list()[axis]
-        if number in (None, 0, 1) or size % number:
+        numbers = [(b, self._sizes.number_of(b.parts)) for b in self._batches]
+        pairs = [(b, n) for b, n in numbers if n not in (None, 0, 1) and size % n == 0]
+        needed = data_ancestors([other.op]) if pairs else ()
+        pairs = [(batch, number) for batch, number in pairs if batch.begin.op in needed]
+        if not pairs:
             return None
+        batch, number = pairs[0]
         are_read = self._sizes.are_read
         try:
             is_same = self._sizes.of(other)[place] == size

@@ -48,7 +48,7 @@ _EXAMPLES = 8
 
 
 class _Draw(NamedTuple):
-    """How random examples are drawn.
+    """The numbers that random examples have.
 
     Attributes:
         low: The least of the numbers, but for whole ones: positive ones have logarithms.
@@ -74,7 +74,7 @@ _SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-class Divisor(NamedTuple):
+class _Divisor(NamedTuple):
     """A number by which the sum over all examples is divided.
 
     Attributes:
@@ -173,7 +173,9 @@ def _is_first_replica() -> bool:
     return tf.get_static_value(number) in (0, None)
 
 
-def _sentence(loss: tf.Tensor, divisor: Divisor | None, share: str, remedy: str) -> str:
+def _sentence(
+    loss: tf.Tensor, divisor: _Divisor | None, share: str, remedy: str
+) -> str:
     if divisor is None:
         remedy = remedy or (
             "If a number of elements divides all of it, pass that number as `weight` where "
@@ -248,7 +250,7 @@ class _Verdict:
                     return False
         return True if True in answers else None
 
-    def divisor(self) -> Divisor | None:
+    def divisor(self) -> _Divisor | None:
         """Returns a number by which all is divided; None if there is none."""
         outputs = [
             output
@@ -274,7 +276,7 @@ class _Verdict:
                 and _is_separable(products, rounding)
                 and not self._is_trained(tensor)
             ):
-                return Divisor(tensor, not is_one_number(tensor))
+                return _Divisor(tensor, not is_one_number(tensor))
         return None
 
     def _has_batch_normalization(self) -> bool:

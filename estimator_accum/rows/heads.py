@@ -102,10 +102,8 @@ def find_head(
             waiting += control_inputs_of(operation)
         for tensor in operation.inputs:
             state = analysis.state(tensor)
-            if (
-                not _is_given(analysis, tensor)
-                or with_parts
-                and _is_computed(analysis, tensor)
+            if not _is_given(analysis, tensor) or (
+                with_parts and _is_computed(analysis, tensor)
             ):
                 waiting.append(tensor.op)
             elif state.kind == "fixed":
@@ -276,11 +274,13 @@ def _is_repeatable(kind: str) -> bool:
 
 
 def _can_be_drawn(tensor: tf.Tensor) -> bool:
-    dtype = tensor.dtype
-    is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
-    if not is_number or tensor.shape.rank is None:
+    if not _is_number(tensor.dtype) or tensor.shape.rank is None:
         return False
     return np.prod([n or _LENGTH for n in tensor.shape.as_list()]) <= _MOST_NUMBERS
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_integer or dtype.is_bool
 
 
 def _shapes(head: Head) -> list[list[int | None]]:
@@ -299,8 +299,10 @@ def _draw_variables(graph: tf.Graph, session) -> None:
     for handle in [op for op in graph.get_operations() if op.type == "VarHandleOp"]:
         shape = tf.TensorShape(handle.get_attr("shape"))
         dtype = handle.get_attr("dtype")
-        is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
-        if not is_number or not 0 < (shape.num_elements() or 0) <= _MOST_NUMBERS:
+        if (
+            not _is_number(dtype)
+            or not 0 < (shape.num_elements() or 0) <= _MOST_NUMBERS
+        ):
             raise ValueError("Variables must have numbers that can be drawn.")
         value = _draw(random, dtype, shape.as_list())
         write = tf.raw_ops.AssignVariableOp(

@@ -602,13 +602,18 @@ OF_OTHERS = (
 )
 
 
+def _messages(make, batch, caplog):
+    """Returns the warnings of a train op of a loss, without those of TensorFlow."""
+    loss = make(_Regression(BATCHES[batch]))
+    caplog.clear()
+    _train_op(loss, 3)
+    return caplog.messages
+
+
 @pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OF_OWN_NUMBERS)
 def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog):
-    loss = OF_OWN_NUMBERS[name](_Regression(BATCHES[batch]))
-    caplog.clear()
-    _train_op(loss, 3)
-    (message,) = caplog.messages
+    (message,) = _messages(OF_OWN_NUMBERS[name], batch, caplog)
     is_of_size = name in ("boolean_mask", "gathered")
     line = "elements), tf.float32)" if is_of_size else "weight=tf.reduce_sum(mask)"
     sentence = WARNING
@@ -620,10 +625,7 @@ def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog)
 @pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OF_NO_WEIGHT)
 def test_a_loss_that_no_weight_fits_is_told_so(name, batch, fresh_graph, caplog):
-    loss = OF_NO_WEIGHT[name](_Regression(BATCHES[batch]))
-    caplog.clear()
-    _train_op(loss, 3)
-    (message,) = caplog.messages
+    (message,) = _messages(OF_NO_WEIGHT[name], batch, caplog)
     assert OF_OTHERS in message and "let microbatch_model_fn split" in message
 
 
@@ -646,10 +648,7 @@ def test_a_mean_over_tokens_with_its_weight_or_alone_is_not_warned_of(
 @pytest.mark.parametrize("batch", ["data_set", "static"])
 @pytest.mark.parametrize("name", OF_EQUAL_NUMBERS)
 def test_a_plain_mean_is_not_warned_of(name, batch, fresh_graph, caplog):
-    loss = OF_EQUAL_NUMBERS[name](_Regression(BATCHES[batch]))
-    caplog.clear()
-    _train_op(loss, 3)
-    assert not caplog.messages
+    assert not _messages(OF_EQUAL_NUMBERS[name], batch, caplog)
 
 
 @pytest.mark.parametrize("batch", ["queue", "static", "one_shot", "mapped"])

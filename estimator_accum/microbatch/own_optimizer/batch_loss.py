@@ -7,6 +7,7 @@ import tensorflow as tf
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.rows.added_examples import factors_by_numbers
+from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.equal_weights import Assumption, warn_of_unequal_weights
 from estimator_accum.rows.heads import find_head
 from estimator_accum.rows.loss_sums import may_be_sum, refuse_sum, terms_of
@@ -40,20 +41,23 @@ def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:
     operations = of_batch(batch)
     if batch.reduction == "sum" or loss.op not in operations:
         return
-    if may_be_sum(loss, operations.__contains__):
-        analysis = View(batch, [loss]).analysis
+    is_possible = may_be_sum(loss, operations.__contains__)
+    if batch.has_own_weight and not is_possible:
+        return
+    analysis = View(batch, [loss]).analysis
+    if is_possible:
         terms = terms_of(analysis, loss)
         if any(terms) or factors_by_numbers(find_head(analysis, loss)):
             is_whole = all(terms) or not any(terms)
             refuse_sum(loss, is_whole, "declare reduction='sum': weighted sums add up")
     if not batch.has_own_weight:
         share = "each micro-batch counts by its examples"
-        warn_of_unequal_weights(loss, _views(batch, loss), share)
+        warn_of_unequal_weights(loss, _views(batch, loss, analysis), share)
 
 
-def _views(batch: WholeBatch, loss: tf.Tensor) -> Iterator[tuple]:
+def _views(batch: WholeBatch, loss: tf.Tensor, analysis: Analysis) -> Iterator[tuple]:
     """Yields ways to look at a loss, for `warn_of_unequal_weights`."""
-    yield loss, View(batch, [loss]).analysis, None
+    yield loss, analysis, None
     parts = {True: [], False: []}
     for part in batch.parts:
         parts[part.has_rows and part.sparse is None].append(part.sliced)

@@ -17,7 +17,12 @@ import tensorflow as tf
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.internals import is_in_while_loop
-from estimator_accum.graph.names import CONTROL_FLOW_V1, LOOK_UPS, is_draw
+from estimator_accum.graph.names import (
+    CONTROL_FLOW_V1,
+    LOOK_UPS,
+    OF_SHAPES,
+    is_draw,
+)
 from estimator_accum.graph.walks import control_inputs_of, data_descendants
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
@@ -33,7 +38,7 @@ from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, State
 
 # Operations whose results depend on the number of examples alone.
-_SHAPES = {"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"}
+_SHAPES = OF_SHAPES - {"Rank"}
 _OF_WHOLE_BATCH = "_estimator_accum_whole_batch"  # attribute of copies
 
 
