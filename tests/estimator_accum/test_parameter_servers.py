@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ _WORKER = "/job:worker/task:0"
 
 
 @pytest.fixture(scope="module")
-def tasks():
-    """`TF_CONFIG` of each task of a cluster, whose servers run."""
+def cluster():
+    """Server and `TF_CONFIG` of each task of a cluster, whose servers run."""
     configs = running.tf_configs(*_CLUSTER)
     servers = [
         v1.train.Server(
@@ -47,6 +48,17 @@ def tasks():
         f"{config['task']['type']} {config['task']['index']}": (server, config)
         for server, config in zip(servers, configs, strict=True)
     }
+
+
+@pytest.fixture
+def tasks(cluster):
+    """The cluster, whose servers hold no variables.
+
+    Those of an earlier test would be taken for its own by a worker that comes before its
+    chief, and what it trained until then would be lost.
+    """
+    v1.Session.reset(cluster["chief 0"][0].target)
+    return cluster
 
 
 def _input_fn(seed: int):
@@ -213,6 +225,27 @@ def test_a_chief_with_servers_trains_whole_batches_as_one_process_does(
     assert servers == alone
 
 
+class _Chief(v1.train.SessionRunHook):
+    """Says that the variables are there, and waits for the worker's first run."""
+
+    def __init__(self):
+        self.initialized, self.joined = threading.Event(), threading.Event()
+
+    def after_create_session(self, session, coord):
+        self.initialized.set()
+        assert self.joined.wait(300)
+
+
+class _Worker(v1.train.SessionRunHook):
+    """Tells the chief of the worker's first run."""
+
+    def __init__(self, chief: _Chief):
+        self._chief = chief
+
+    def after_run(self, run_context, run_values):
+        self._chief.joined.set()
+
+
 def test_every_micro_step_is_in_an_update_or_in_an_open_window(
     tmp_path, monkeypatch, tasks, caplog
 ):
@@ -221,17 +254,20 @@ def test_every_micro_step_is_in_an_update_or_in_an_open_window(
         _estimator(tmp_path, monkeypatch, tasks[name][1])
         for name in ("chief 0", "worker 0")
     )
+    of_chief = _Chief()
+    of_worker = _Worker(of_chief)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        runs = [
-            pool.submit(estimator.train, _input_fn(seed), max_steps=400)
-            for seed, estimator in enumerate((chief, worker))
-        ]
+        runs = [pool.submit(chief.train, _input_fn(0), [of_chief], max_steps=400)]
+        # A worker that comes before the variables looks again after 30 seconds.
+        assert of_chief.initialized.wait(300)
+        runs.append(pool.submit(worker.train, _input_fn(1), [of_worker], max_steps=400))
         for run in runs:
             run.result()
     held = sum(map(int, re.findall(r"(\d) of 4 micro-steps lost", caplog.text)))
     counts = re.findall(r"trained (\d+) updates? of this worker", caplog.text)
     global_step, update_step = _counters(tasks["chief 0"][0].target, servers=(0, 0))
-    assert len(counts) == 2 and sum(map(int, counts)) == update_step
+    assert len(counts) == 2 and "0" not in counts
+    assert sum(map(int, counts)) == update_step
     assert global_step == update_step * _STEPS + held >= 400
 
 
