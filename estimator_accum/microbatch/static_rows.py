@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, numbers_of
+from estimator_accum.graph.functions import all_nodes, functions_of, numbers_of
 from estimator_accum.graph.names import WRITERS
 from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
@@ -28,6 +28,9 @@ from estimator_accum.microbatch.static_sizes import StaticSizes, sizes_of_graph
 
 # Operations that make floating-point numbers, or copies of them, from integers.
 _FROM_INTEGERS = {"BroadcastTo", "Cast", "Fill", "LinSpace", "OneHot", "Tile"}
+# What they make is a constant where the size is static; it is among the numbers.
+_LIKE = {"ZerosLike": 0, "OnesLike": 1}
+_CONSTANTS = {"Const", "Fill", *_LIKE}
 
 
 def sizes_of_model_fn(
@@ -41,9 +44,7 @@ def sizes_of_model_fn(
         make_batch: Returns the `WholeBatch` of such data.
         build: Calls the model_fn on the `sliced` of a batch; returns its EstimatorSpec.
     """
-    sizes = sizes_of_graph(tf.compat.v1.get_default_graph())
-    slices = [leaf for leaf in tf.nest.flatten(batch.sliced) if leaf is not None]
-    sizes.add(slices, [value for _, value in named_tensors(whole)])
+    sizes = _sizes_of(batch, whole)
     if sizes.has_rows:
         numbers, are_read = _call(whole, make_batch, build, is_static=False)
         if numbers is not None and not are_read:
@@ -52,6 +53,14 @@ def sizes_of_model_fn(
             of_whole, _ = _call(whole, make_batch, build, is_static=True)
             if of_whole is not None and not numbers.differences(of_whole):
                 return None
+    return sizes
+
+
+def _sizes_of(batch: WholeBatch, whole: dict) -> StaticSizes:
+    """Returns the static sizes of the default graph, with those of a batch."""
+    sizes = sizes_of_graph(tf.compat.v1.get_default_graph())
+    slices = [leaf for leaf in tf.nest.flatten(batch.sliced) if leaf is not None]
+    sizes.add(slices, [value for _, value in named_tensors(whole)])
     return sizes
 
 
@@ -79,7 +88,7 @@ def check_no_sizes(sizes: StaticSizes | None, whole: dict) -> None:
 def _call(
     whole: dict, make_batch: Callable, build: Callable, is_static: bool
 ) -> tuple["Numbers | None", bool]:
-    """Calls a model_fn in a graph of its own, with and without a static size.
+    """Calls a model_fn in a graph of its own, whose code reads static sizes or None.
 
     Returns:
         (the numbers it computes with, None if it fails; whether it has read sizes).
@@ -92,7 +101,7 @@ def _call(
         try:
             batch = make_batch(_mapped(_placeholder, whole))
             if is_static:
-                batch.sliced = _mapped(_with_rows, batch.sliced, whole)
+                _sizes_of(batch, whole)
             taking = numbers.taking(lambda request: request.plain())
             with batch.as_current(), sizes.shown(), intercepting(taking):
                 numbers.add(_results_of(build(batch.sliced), batch))
@@ -102,16 +111,19 @@ def _call(
 
 
 class Numbers:
-    """The constants that a model_fn computes with.
+    """The constants and operations that a model_fn computes with.
 
     Attributes:
-        floats: How often each floating-point number but 0 and 1 occurs.
+        floats: How often each floating-point number occurs.
         integers: Constants from which floating-point numbers are made. Those of
             micro-batches are known of a batch of static size, too.
+        kinds: How often each type of operation occurs whose results are no integers, and
+            each within a function.
     """
 
     def __init__(self):
         self.floats, self.integers = collections.Counter(), set()
+        self.kinds = collections.Counter()
         self._gradients = set()  # their operations compute with static sizes themselves
 
     def taking(self, gradients: Callable) -> Callable:
@@ -132,27 +144,37 @@ class Numbers:
             [tensor.op for tensor in tensors],
             lambda op: () if op in self._gradients else op.inputs,
         )
-        counts = collections.Counter()
+        counts, kinds = collections.Counter(), collections.Counter()
         for operation in operations:
             tensor = next(iter(operation.outputs), None)
             if operation.type in _FROM_INTEGERS:
                 self.integers |= set(_integers_of(operation))
+            if operation.type in _LIKE:
+                counts[_LIKE[operation.type]] += 1
+            if operation.type not in _CONSTANTS and not _is_of_integers(operation):
+                kinds[operation.type] += 1
             if operation.type == "Const" and tensor.dtype.is_floating:
                 counts.update(numbers_of([operation]))
                 if tensor.shape.rank:
                     self.integers.add(("Const", tuple(tensor.shape)))
         callers = [operation for operation in operations if functions_of(operation)]
         counts |= collections.Counter(numbers_of(callers))
-        # tf.zeros_like and tf.ones_like make these of a static size alone.
-        self.floats += {
-            n: k for n, k in counts.items() if n not in (0, 1) and not np.isnan(n)
-        }
+        inner = (node.op for node in all_nodes(callers)[len(callers) :])
+        kinds.update(kind for kind in inner if kind not in _CONSTANTS)
+        self.floats += {n: k for n, k in counts.items() if not np.isnan(n)}
+        self.kinds += kinds
 
     def differences(self, whole: "Numbers") -> list[str]:
         """Returns the numbers that one call has, and that of the whole batch has not."""
         floats = {*(whole.floats - self.floats), *(self.floats.keys() - whole.floats)}
         integers = sorted(self.integers - whole.integers, key=str)
-        return [*map(str, sorted(floats)), *(f"{n} for {kind}" for kind, n in integers)]
+        kinds = {*(self.kinds - whole.kinds), *(whole.kinds - self.kinds)}
+        integers = (f"{n} for {kind}" for kind, n in integers)
+        return [*map(str, sorted(floats)), *integers, *sorted(kinds)]
+
+
+def _is_of_integers(operation: tf.Operation) -> bool:
+    return all(tensor.dtype.is_integer for tensor in operation.outputs)
 
 
 def _integers_of(operation: tf.Operation) -> Iterator[tuple]:
@@ -201,19 +223,3 @@ def _placeholder(value):
         value,
         expand_composites=True,
     )
-
-
-def _with_rows(sliced, value):
-    """Returns a feature of a micro-batch with the static size of the batch's."""
-    shape = getattr(value, "shape", None)
-    rows = shape[0] if shape is not None and len(shape) else None
-    if rows is None:
-        return sliced
-    if isinstance(sliced, tf.SparseTensor):
-        shape = tf.concat([[tf.constant(rows, tf.int64)], sliced.dense_shape[1:]], 0)
-        return tf.SparseTensor(sliced.indices, sliced.values, shape)
-    if isinstance(sliced, tf.RaggedTensor):
-        sliced.row_splits.set_shape([rows + 1])
-    else:
-        sliced.set_shape([rows, *shape[1:]])
-    return sliced

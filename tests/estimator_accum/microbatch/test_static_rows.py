@@ -75,6 +75,14 @@ _OTHER_NUMBERS = {
     "a number that is there anyway": lambda e, x, n: tf.reduce_sum(8 * e) / n,
     "of the optimizer": lambda e, x, n: (tf.reduce_mean(e), tf.reduce_mean(e) / n),
     "in a function": lambda e, x, n: tf.function(lambda e: tf.reduce_sum(e) / n)(e),
+    "sum": lambda e, x, n: (tf.reduce_sum if x.shape[0] else tf.reduce_mean)(e),
+    "term": lambda e, x, n: (
+        tf.reduce_mean(e) + (tf.reduce_mean(e * tf.reduce_sum(e)) if n > 1 else 0)
+    ),
+    "factor of one": lambda e, x, n: tf.reduce_mean(e) * (1.0 if n > 1 else 0.0),
+    "sum in a function": lambda e, x, n: tf.function(
+        tf.reduce_sum if n > 1 else tf.reduce_mean
+    )(e),
     "rows": lambda e, x, n: tf.reduce_sum(e * (n + tf.zeros([n, 1], tf.float64))),
 }
 _RIGHT = {
