@@ -6,10 +6,16 @@ Where such a value meets a tensor whose size there is known of the batch alone, 
 must be equal, or the step itself fails: outside of functions, branches and loops. So each row of the value belongs to an example, or
 to as many rows for each example. An operation that combines examples gets all rows.
 
+    tf.reshape(x, [N, 4, 2])    tf.reshape(x, [-1, 4, 2])
+
+The elements keep their order, so the second is the same on the whole batch.
+
 N = number of examples in the batch.
 """
 
 import contextlib
+import itertools
+import math
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -48,11 +54,41 @@ class _Rows:
     def take(self, kind: str, tensors: list) -> list:
         """Returns the inputs for an operation of a type."""
         # Gradients derive operations that have taken rows.
-        if kind not in _KINDS or is_interception_off():
+        if is_interception_off():
+            return tensors
+        if kind == "Reshape":
+            return [tensors[0], self._target_of(*tensors)]
+        if kind not in _KINDS:
             return tensors
         if any(tensor.shape.rank is None for tensor in tensors):
             return tensors
         return [self._rows_of(tensor, tensors) for tensor in tensors]
+
+    def _target_of(self, tensor, target):
+        """Returns the target of a reshape, without the number of examples in the batch."""
+        shape, sizes = tensor.shape, tf.get_static_value(target, partial=True)
+        if shape.rank is None or None not in shape.as_list() or sizes is None:
+            return target
+        sizes = [None if size is None else int(size) for size in sizes]
+        numbers = [number for _, number in self._batches_before(tensor)]
+        if not any(size and size % n == 0 for size in sizes for n in numbers):
+            return target
+        axis, are_read = shape.as_list().index(None), self._sizes.are_read
+        with contextlib.suppress(ValueError):  # it cannot be inferred
+            whole = self._sizes.of(tensor).as_list()
+            changed = _without_number(tensor, axis, whole, sizes, min(numbers))
+            if changed is not None:
+                parts = [target[i] if k is None else k for i, k in enumerate(changed)]
+                return tf.stack([tf.cast(part, target.dtype) for part in parts])
+        self._sizes.are_read = are_read
+        return target
+
+    def _batches_before(self, tensor) -> list[tuple[WholeBatch, int]]:
+        """Returns the batches that a tensor needs, each with its number of examples."""
+        numbers = [(b, self._sizes.number_of(b.parts)) for b in self._batches]
+        numbers = [(batch, n) for batch, n in numbers if n not in (None, 0, 1)]
+        needed = data_ancestors([tensor.op]) if numbers else ()
+        return [(batch, n) for batch, n in numbers if batch.begin.op in needed]
 
     def _rows_of(self, tensor, others: list):
         """Returns the rows of a value that meets others, aligned from the right."""
@@ -71,10 +107,7 @@ class _Rows:
     def _slice(self, tensor, axis: int, other, place: int) -> tf.Tensor | None:
         """Returns rows along an axis that meets an axis of another tensor, or None."""
         size = tensor.shape.as_list()[axis]
-        numbers = [(b, self._sizes.number_of(b.parts)) for b in self._batches]
-        pairs = [(b, n) for b, n in numbers if n not in (None, 0, 1) and size % n == 0]
-        needed = data_ancestors([other.op]) if pairs else ()
-        pairs = [(batch, number) for batch, number in pairs if batch.begin.op in needed]
+        pairs = [(b, n) for b, n in self._batches_before(other) if size % n == 0]
         if not pairs:
             return None
         batch, number = pairs[0]
@@ -86,6 +119,8 @@ class _Rows:
         if not is_same:
             self._sizes.are_read = are_read  # by chance a multiple
             return None
+        if _is_repeated(tensor, axis):
+            return _repeated(tensor, axis, tf.shape(other)[place])
         tensor = in_graph(tensor)
         key = tensor.ref(), batch.begin.ref()
         if key not in self._are_fixed:
@@ -96,6 +131,60 @@ class _Rows:
         rows = batch.take_rows(tensor, axis, size // number)
         self._sizes.add([rows], [tensor])
         return rows
+
+
+def _is_repeated(tensor, axis: int) -> bool:
+    """Returns whether a tensor is another one, of a single row, many times."""
+    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "op"):
+        return False
+    if tensor.op.type not in ("BroadcastTo", "Tile"):
+        return False
+    row, rank = tensor.op.inputs[0].shape, tensor.shape.rank
+    return row.rank == rank and row[axis] == 1
+
+
+def _repeated(tensor: tf.Tensor, axis: int, times: tf.Tensor) -> tf.Tensor:
+    """Returns the same of so many rows; gradients flow through, as a token's."""
+    row, numbers = tensor.op.inputs
+    numbers = tf.unstack(numbers, tensor.shape.rank)
+    numbers[axis] = tf.cast(times, numbers[axis].dtype)
+    function = tf.tile if tensor.op.type == "Tile" else tf.broadcast_to
+    return function(row, tf.stack(numbers))
+
+
+def _without_number(
+    tensor, axis: int, whole: list, target: list, number: int
+) -> list | None:
+    """Returns a reshape's target with a micro-batch's size where it has the batch's.
+
+    Args:
+        tensor: The tensor that is reshaped.
+        axis: Its axis of rows.
+        whole: Its sizes in the batch, None where they are not known.
+        target: The target's sizes, None where they are not known, -1 for the rest.
+        number: The number of examples.
+
+    Returns: Sizes, None where they are not known; None if none of them is the batch's.
+    """
+    rows, before = whole[axis], math.prod(whole[:axis])
+    known = list(itertools.takewhile(lambda size: size is not None and size > 0, target))
+    places = [
+        place
+        for place, size in enumerate(known)
+        if math.prod(known[:place]) == before and size % number == 0
+    ]
+    if not places or rows is None or rows % number:
+        return None
+    (place,), new = places, list(target)
+    if target[place] == rows:
+        new[place] = tf.shape(tensor)[axis]
+        return new
+    if None in [*whole, *target]:
+        return None
+    if -1 in target:
+        new[target.index(-1)] = math.prod(whole) // -math.prod(target)
+    new[place] = -1
+    return new
 
 
 def _is_fixed(tensor: tf.Tensor, batch: WholeBatch) -> bool:

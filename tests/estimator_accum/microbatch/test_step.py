@@ -815,6 +815,45 @@ def test_values_of_the_size_of_the_batch_are_all_of_it_where_examples_are_combin
     _assert_equal_to_the_unsplit(make, 4)
 
 
+def _reshapes_of_its_size(mixes=False):
+    """Reads the batch's size for heads, tokens, time-major steps and a class token."""
+    kernels, network = _network(10, 23)
+    token, inner = _weights(1, 6), _weights(3, 3)
+    trained = [*kernels, token, inner]
+
+    def step(x):
+        n = x.shape[0]
+        with tf.GradientTape() as tape:
+            x = tf.concat([x, tf.tile(token[:, :2], [n, 1])], 1)
+            x = tf.concat([x, tf.broadcast_to(token[:, :2], [n, 2])], 1)
+            h = tf.tanh(network(x))  # of as many units as examples
+            inputs = tf.reshape(x[:, :6], [n, tf.shape(x)[1] // 5, 3])
+            tokens = tf.tanh(tf.reshape(inputs, [n * 2, 3]) @ inner)
+            heads = tf.transpose(tf.reshape(tokens, [n, -1, 3]), [1, 0, 2])
+            steps = tf.reshape(tf.tanh(heads), [2, n, 3, 1])
+            loss = tf.reduce_mean(steps**2) + tf.reduce_mean(h**2)
+            if mixes:
+                mixed = tf.reshape(tf.transpose(h), [n * 23])
+                loss += tf.reduce_mean(mixed * mixed[::-1])
+        _descend(tape, loss, trained, 1e-2)
+        return loss, h, heads
+
+    return step, trained, (_X,)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_reshapes_to_the_size_of_the_batch_are_split(caplog, number):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    _assert_equal_to_the_unsplit(_reshapes_of_its_size, number)
+    (share,) = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert float(share) < 1
+
+
+def test_a_reshape_that_mixes_examples_is_that_of_the_batch():
+    make = functools.partial(_reshapes_of_its_size, mixes=True)
+    _assert_equal_to_the_unsplit(make, 4)
+
+
 def test_a_table_of_trained_rows_has_the_gradient_of_the_batch():
     make = functools.partial(_values_of_its_size, is_trained=True)
     _assert_equal_to_the_unsplit(make, 4)
