@@ -167,7 +167,9 @@ def _without_number(
     Returns: Sizes, None where they are not known; None if none of them is the batch's.
     """
     rows, before = whole[axis], math.prod(whole[:axis])
-    known = list(itertools.takewhile(lambda size: size is not None and size > 0, target))
+    known = list(
+        itertools.takewhile(lambda size: size is not None and size > 0, target)
+    )
     places = [
         place
         for place, size in enumerate(known)
