@@ -70,8 +70,13 @@ class _Rows:
         if shape.rank is None or None not in shape.as_list() or sizes is None:
             return target
         sizes = [None if size is None else int(size) for size in sizes]
-        numbers = [number for _, number in self._batches_before(tensor)]
-        if not any(size and size % n == 0 for size in sizes for n in numbers):
+        pairs = [
+            (batch, n)
+            for batch, n in self._numbers()
+            if any(size and size % n == 0 for size in sizes)
+        ]
+        numbers = [n for _, n in _needed(pairs, tensor)]
+        if not numbers:
             return target
         axis, are_read = shape.as_list().index(None), self._sizes.are_read
         with contextlib.suppress(ValueError):  # it cannot be inferred
@@ -83,12 +88,10 @@ class _Rows:
         self._sizes.are_read = are_read
         return target
 
-    def _batches_before(self, tensor) -> list[tuple[WholeBatch, int]]:
-        """Returns the batches that a tensor needs, each with its number of examples."""
+    def _numbers(self) -> list[tuple[WholeBatch, int]]:
+        """Returns the batches whose number of examples is static, with that number."""
         numbers = [(b, self._sizes.number_of(b.parts)) for b in self._batches]
-        numbers = [(batch, n) for batch, n in numbers if n not in (None, 0, 1)]
-        needed = data_ancestors([tensor.op]) if numbers else ()
-        return [(batch, n) for batch, n in numbers if batch.begin.op in needed]
+        return [(batch, n) for batch, n in numbers if n not in (None, 0, 1)]
 
     def _rows_of(self, tensor, others: list):
         """Returns the rows of a value that meets others, aligned from the right."""
@@ -107,7 +110,8 @@ class _Rows:
     def _slice(self, tensor, axis: int, other, place: int) -> tf.Tensor | None:
         """Returns rows along an axis that meets an axis of another tensor, or None."""
         size = tensor.shape.as_list()[axis]
-        pairs = [(b, n) for b, n in self._batches_before(other) if size % n == 0]
+        pairs = [(b, n) for b, n in self._numbers() if size % n == 0]
+        pairs = _needed(pairs, other)
         if not pairs:
             return None
         batch, number = pairs[0]
@@ -131,6 +135,12 @@ class _Rows:
         rows = batch.take_rows(tensor, axis, size // number)
         self._sizes.add([rows], [tensor])
         return rows
+
+
+def _needed(pairs: list, tensor: tf.Tensor) -> list:
+    """Returns those (batch, ...) that a tensor is computed from."""
+    needed = data_ancestors([tensor.op]) if pairs else ()
+    return [(batch, n) for batch, n in pairs if batch.begin.op in needed]
 
 
 def _is_repeated(tensor, axis: int) -> bool:
@@ -167,13 +177,11 @@ def _without_number(
     Returns: Sizes, None where they are not known; None if none of them is the batch's.
     """
     rows, before = whole[axis], math.prod(whole[:axis])
-    known = list(
-        itertools.takewhile(lambda size: size is not None and size > 0, target)
-    )
+    leading = list(itertools.takewhile(lambda size: size and size > 0, target))
     places = [
         place
-        for place, size in enumerate(known)
-        if math.prod(known[:place]) == before and size % number == 0
+        for place, size in enumerate(leading)
+        if math.prod(leading[:place]) == before and size % number == 0
     ]
     if not places or rows is None or rows % number:
         return None
@@ -185,6 +193,8 @@ def _without_number(
         return None
     if -1 in target:
         new[target.index(-1)] = math.prod(whole) // -math.prod(target)
+    elif math.prod(whole) != math.prod(target):
+        return None  # TensorFlow refuses it
     new[place] = -1
     return new
 
