@@ -27,6 +27,7 @@ from tensorflow.python.ops import (
     nn_ops,
 )
 from tensorflow.python.training import monitored_session
+from tensorflow.python.util import function_utils
 
 Place = tuple[object, str]  # of a function that is replaced: its owner, its name
 
@@ -526,6 +527,14 @@ def warm_start_of(estimator):
 def model_fn_of(estimator) -> Callable:
     """Returns the model_fn that it was given. If renamed, `run` fails."""
     return estimator._model_fn
+
+
+def argument_names(model_fn: Callable) -> tuple[str, ...]:
+    """Returns the names by which an Estimator passes arguments.
+
+    Unlike `inspect.signature`, it reads a decorator's function, not the decorated one.
+    """
+    return function_utils.fn_args(model_fn)
 
 
 # Texts. If TensorFlow writes others:

@@ -8,7 +8,6 @@ batch of input_fn, one update and one `global_step`.
 
 import contextlib
 import copy
-import functools
 import inspect
 import os
 import re
@@ -22,6 +21,7 @@ from estimator_accum.core.options import check_batch_norm, check_reduction
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.state import place_of_window
 from estimator_accum.core.trained import device_here
+from estimator_accum.graph.internals import argument_names
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, control_inputs_of, path_to
 from estimator_accum.graph.writers import writers_of
@@ -407,7 +407,7 @@ def _replicas(replica: ReplicaBatch) -> list[ReplicaBatch]:
 
 def _with_arguments(model_fn: Callable, values: dict) -> Callable:
     """Returns a function of (features, labels) that calls `model_fn` by keywords."""
-    taken = {name: values[name] for name in _arguments(model_fn) if name in values}
+    taken = {name: values[name] for name in argument_names(model_fn) if name in values}
 
     def build(features, labels):
         arguments = {**taken, "labels": labels} if "labels" in taken else taken
@@ -416,19 +416,9 @@ def _with_arguments(model_fn: Callable, values: dict) -> Callable:
     return build
 
 
-def _arguments(model_fn: Callable) -> list[str]:
-    """Returns names of arguments that Estimator passes: not bound, not keyword-only."""
-    if isinstance(model_fn, functools.partial):
-        names = _arguments(model_fn.func)[len(model_fn.args) :]
-        return [name for name in names if name not in model_fn.keywords]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = inspect.signature(model_fn).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is kind]
-
-
 def _like(model_fn: Callable, wrapped: Callable) -> Callable:
     """Returns `wrapped` with the signature of `model_fn`, which Estimator reads."""
-    names = dict.fromkeys([*_arguments(model_fn), "mode", "config"])
+    names = dict.fromkeys([*argument_names(model_fn), "mode", "config"])
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     wrapped.__signature__ = inspect.Signature(
         [inspect.Parameter(name, kind) for name in names]

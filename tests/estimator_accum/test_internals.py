@@ -606,6 +606,11 @@ def model_fn_of():
 
 
 @_finds
+def argument_names():
+    return internals.argument_names(_model_fn) == ("features", "labels", "mode")
+
+
+@_finds
 def COLOCATION():
     x = tf.constant(1.0)
     with v1.colocate_with(x):

@@ -303,6 +303,14 @@ class _Model:
         return {"params": params, "config": config}
 
 
+def _bound(function):
+    @functools.wraps(function)
+    def inner(features, labels, mode, **others):
+        return function(features, labels, mode, **{"params": "own", **others})
+
+    return inner
+
+
 _FORMS = {
     "function": _with_all,
     "bound params": functools.partial(_with_all, params="own"),
@@ -311,6 +319,7 @@ _FORMS = {
     "object": _Model(),
     "bound object": functools.partial(_Model(), config="own"),
     "keyword only": lambda features, labels, mode, *, params="own": {"params": params},
+    "decorated": _bound(_with_all),
     "keywords": lambda features, labels, mode, **others: others,
 }
 
