@@ -189,8 +189,8 @@ def _check_post_processor(
             for token, number in (("[CLS]", cls), ("[SEP]", sep))
         },
     }
-    # Like vocab.txt, a file without one leaves these tokens to the model's class.
-    if value not in (None, bert, template):
+    # Without one, transformers writes no [CLS] and no [SEP], or its version decides.
+    if value not in (bert, template):
         name = value.get("type") if isinstance(value, Mapping) else value
         raise ValueError(
             f"`post_processor` in {path} must write [CLS] a [SEP], and for a pair [CLS] a "

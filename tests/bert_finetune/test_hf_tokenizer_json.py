@@ -201,6 +201,7 @@ def test_special_tokens_may_be_added_ones_alone(accept):
             _content(post_processor={"type": "RobertaProcessing"}),
             "`post_processor` in .* Received: 'RobertaProcessing', which",
         ),
+        (_content(post_processor=None), "`post_processor` in .* Received: None, which"),
     ],
 )
 def test_file_that_makes_other_tokens_is_refused(accept, content, sentence):
