@@ -98,25 +98,33 @@ def read_tokenizer_options(
     path = folder / TOKENIZER_CONFIG
     content = _read(path)
     is_lower_case = content.get("do_lower_case")
+    its_class, in_config = content.get("tokenizer_class"), {}
+    if its_class is None:
+        its_class = _read(folder / CONFIG).get("tokenizer_class")
+        in_config = {"tokenizer_class": its_class}
     only = dict(ONLY)
     if file is not None:
-        if is_lower_case is None:
+        received = repr(is_lower_case)
+        if is_lower_case is None and its_class in _GENERIC:
             is_lower_case = file.is_lower_case
+        elif is_lower_case is None:  # whatever tokenizer.json contains
+            is_lower_case, received = True, "none, which a BERT tokenizer takes for True"
         if is_lower_case != file.is_lower_case:
             raise ValueError(
                 f"`do_lower_case` in {path} must be `normalizer.lowercase` in "
-                f"{TOKENIZER}, {file.is_lower_case}. Received: {is_lower_case!r}. Save "
-                "the tokenizer again, with transformers' `save_pretrained`."
+                f"{TOKENIZER}, {file.is_lower_case}. Received: {received}. Give both the "
+                "value with which the model was trained."
             )
         only["tokenizer_class"] += _GENERIC
     if not has_token_types:
         only |= {name: only[name] + more for name, more in WITHOUT_TOKEN_TYPES.items()}
     only["strip_accents"] = (is_lower_case is not False,)
     tokens = _read(folder / SPECIAL_TOKENS)
-    sources = [(path, content), (folder / SPECIAL_TOKENS, tokens)]
-    if content.get("tokenizer_class") is None:
-        its_class = _read(folder / CONFIG).get("tokenizer_class")
-        sources.append((folder / CONFIG, {"tokenizer_class": its_class}))
+    sources = [
+        (path, content),
+        (folder / SPECIAL_TOKENS, tokens),
+        (folder / CONFIG, in_config),
+    ]
     for source, options in sources:
         for name, allowed in only.items():
             value = _text_of(options.get(name))

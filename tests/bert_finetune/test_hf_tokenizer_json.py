@@ -253,6 +253,16 @@ def test_texts_are_padded_and_truncated_on_the_right(tmp_path, part):
         read_tokenizer_file(path, 40)
 
 
+def test_a_class_of_bert_lowers_the_case_unless_told_otherwise(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer_json(_WORDS))
+    file = read_tokenizer_file(path, 40)
+    assert read_tokenizer_options(tmp_path, file).is_lower_case is True
+    file = file._replace(is_lower_case=False)
+    with pytest.raises(ValueError, match="json, False. Received: none, which a BERT"):
+        read_tokenizer_options(tmp_path, file)
+
+
 def test_classes_without_options_take_those_of_the_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(_WORDS, lowercase=False))
     file = read_tokenizer_file(tmp_path / "tokenizer.json", 40)

@@ -356,6 +356,7 @@ def test_vocabulary_may_be_in_tokenizer_json(tmp_path, import_folder):
     (source / "vocab.txt").unlink()
     content = hugging_face_folder.tokenizer_json(lowercase=False)
     (source / "tokenizer.json").write_text(content)
+    (source / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     said = import_folder(source)
     assert "Its vocabulary is cased: fine-tune it with --do_lower_case=false." in said
     assert "A word of 101 to 200 characters is split as in google-research/bert" in said
