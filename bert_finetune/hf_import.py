@@ -119,7 +119,9 @@ def import_checkpoint(
     file = read_tokenizer_file(source / TOKENIZER, config.vocab_size)
     vocabulary = _read_vocabulary(source / VOCABULARY, config, file)
     has_token_types = TOKEN_TYPES not in architecture.absent
-    options = read_tokenizer_options(source, file, has_token_types)
+    text = vocabulary.decode("utf-8-sig", "replace")
+    tokens = [line.strip() for line in text.split("\n")]
+    options = read_tokenizer_options(source, tokens, file, has_token_types)
     prefer_keras_2()
     with quiet_import(sys.argv[1:]):  # of TensorFlow: seconds
         from bert_finetune import checkpoint

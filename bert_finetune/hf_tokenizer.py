@@ -1,13 +1,14 @@
 """Options of the tokenizer in a Hugging Face folder."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_finetune.bert_config import read_json_object
 from bert_finetune.hf_names import (
     ADDED_TOKENS,
     CONFIG,
+    ONE_MODEL,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -82,6 +83,7 @@ class TokenizerOptions(NamedTuple):
 
 def read_tokenizer_options(
     folder: pathlib.Path,
+    tokens: Sequence[str],
     file: TokenizerFile | None = None,
     has_token_types: bool = True,
 ) -> TokenizerOptions:
@@ -89,6 +91,7 @@ def read_tokenizer_options(
 
     Args:
         folder: Folder of the model.
+        tokens: The vocabulary, by ids.
         file: Content of its `tokenizer.json`, if there is one.
         has_token_types: Whether its results depend on the segments of an example.
 
@@ -108,7 +111,10 @@ def read_tokenizer_options(
         if is_lower_case is None and its_class in _GENERIC:
             is_lower_case = file.is_lower_case
         elif is_lower_case is None:  # whatever tokenizer.json contains
-            is_lower_case, received = True, "none, which a BERT tokenizer takes for True"
+            is_lower_case, received = (
+                True,
+                "none, which a BERT tokenizer takes for True",
+            )
         if is_lower_case != file.is_lower_case:
             raise ValueError(
                 f"`do_lower_case` in {path} must be `normalizer.lowercase` in "
@@ -119,10 +125,9 @@ def read_tokenizer_options(
     if not has_token_types:
         only |= {name: only[name] + more for name, more in WITHOUT_TOKEN_TYPES.items()}
     only["strip_accents"] = (is_lower_case is not False,)
-    tokens = _read(folder / SPECIAL_TOKENS)
     sources = [
         (path, content),
-        (folder / SPECIAL_TOKENS, tokens),
+        (folder / SPECIAL_TOKENS, _read(folder / SPECIAL_TOKENS)),
         (folder / CONFIG, in_config),
     ]
     for source, options in sources:
@@ -135,19 +140,34 @@ def read_tokenizer_options(
     decoder = content.get("added_tokens_decoder") or {}
     if not isinstance(decoder, Mapping):
         check_option(path, "added_tokens_decoder", decoder, ({},))
-    for name, added in (
-        (f"`added_tokens_decoder` in {path}", map(_text_of, decoder.values())),
-        (str(folder / ADDED_TOKENS), _read(folder / ADDED_TOKENS)),
-    ):
-        for token in added:
-            if token not in SPECIAL:
-                raise ValueError(must_be_special(name, token))
+    _check_added(
+        f"`added_tokens_decoder` in {path}",
+        [(_text_of(token), number) for number, token in decoder.items()],
+        tokens,
+    )
+    added = _read(folder / ADDED_TOKENS).items()
+    _check_added(str(folder / ADDED_TOKENS), added, tokens)
     most = content.get("model_max_length", content.get("max_len"))
     is_number = isinstance(most, int) and not isinstance(most, bool) and most > 0
     names = USED | ONLY.keys() | MEANINGLESS | {"added_tokens_decoder"}
     for source, options in sources:
         check_names(source, "", _without_none(options), names)
     return TokenizerOptions(is_lower_case, most if is_number else None)
+
+
+def _check_added(
+    option: str, added: Iterable[tuple[Any, Any]], tokens: Sequence[str]
+) -> None:
+    """Raises ValueError unless tokens are special ones, with the vocabulary's ids."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    for token, number in added:
+        if token not in SPECIAL:
+            raise ValueError(must_be_special(option, token))
+        if str(number) != str(ids.get(token, number)):
+            raise ValueError(
+                f"{option} must give {token} its id in the vocabulary, {ids[token]}. "
+                f"Received: {number}. {ONE_MODEL}"
+            )
 
 
 def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:

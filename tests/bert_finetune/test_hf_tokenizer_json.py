@@ -233,6 +233,7 @@ def test_vocabulary_beside_the_file_has_its_tokens(tmp_path):
         ("tokenizer_config", {"strip_accents": False}, "`strip_accents` in .* be True"),
         ("special_tokens_map", {"unk_token": "<unk>"}, r"must be '\[UNK\]'. Rec"),
         ("added_tokens", {"[NEW]": 30}, r"added_tokens.json must hold .*: '\[NEW\]'"),
+        ("added_tokens", {"[CLS]": 5}, r"give \[CLS\] its id .*, 2. Received: 5"),
     ],
 )
 def test_files_beside_it_may_not_contradict_it(tmp_path, name, options, sentence):
@@ -240,7 +241,7 @@ def test_files_beside_it_may_not_contradict_it(tmp_path, name, options, sentence
     file = read_tokenizer_file(tmp_path / "tokenizer.json", 40)
     (tmp_path / f"{name}.json").write_text(json.dumps(options))
     with pytest.raises(ValueError, match=sentence):
-        read_tokenizer_options(tmp_path, file)
+        read_tokenizer_options(tmp_path, _WORDS, file)
 
 
 @pytest.mark.parametrize("part", ["padding", "truncation"])
@@ -257,10 +258,10 @@ def test_a_class_of_bert_lowers_the_case_unless_told_otherwise(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer_json(_WORDS))
     file = read_tokenizer_file(path, 40)
-    assert read_tokenizer_options(tmp_path, file).is_lower_case is True
+    assert read_tokenizer_options(tmp_path, _WORDS, file).is_lower_case is True
     file = file._replace(is_lower_case=False)
     with pytest.raises(ValueError, match="json, False. Received: none, which a BERT"):
-        read_tokenizer_options(tmp_path, file)
+        read_tokenizer_options(tmp_path, _WORDS, file)
 
 
 def test_classes_without_options_take_those_of_the_file(tmp_path):
@@ -269,6 +270,6 @@ def test_classes_without_options_take_those_of_the_file(tmp_path):
     for name in ("TokenizersBackend", "PreTrainedTokenizerFast"):
         config = json.dumps({"tokenizer_class": name})
         (tmp_path / "tokenizer_config.json").write_text(config)
-        assert read_tokenizer_options(tmp_path, file).is_lower_case is False
+        assert read_tokenizer_options(tmp_path, _WORDS, file).is_lower_case is False
         with pytest.raises(ValueError, match="`tokenizer_class` in"):
-            read_tokenizer_options(tmp_path)
+            read_tokenizer_options(tmp_path, _WORDS)

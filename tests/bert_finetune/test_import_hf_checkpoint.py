@@ -377,6 +377,10 @@ def test_vocabulary_may_be_in_tokenizer_json(tmp_path, import_folder):
         ({"cls_token": {"content": "<s>"}}, r"must be '\[CLS\]'. Received: '<s>'"),
         ({"additional_special_tokens": ["<e>"]}, r"must be \[\]. Received: \['<e>'\]"),
         ({"added_tokens_decoder": {"9": {"content": "<e>"}}}, "Received: '<e>'"),
+        (
+            {"added_tokens_decoder": {"9": {"content": "[SEP]"}}},
+            r"`added_tokens_decoder` in .* give \[SEP\] its id .*, 3. Received: 9",
+        ),
         ({"added_tokens_decoder": [1]}, r"must be {}. Received: \[1\]"),
         ({"truncation_side": "left"}, "`truncation_side` in .*: 'left'"),
         ({"padding_side": "left"}, "`padding_side` in .*: 'left'"),
@@ -398,9 +402,11 @@ def test_options_that_make_other_tokens_are_refused(
 def test_options_are_used_or_mean_nothing_or_are_refused(tmp_path):
     def read(has_token_types=True, **options):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
-        return hf_tokenizer.read_tokenizer_options(tmp_path, None, has_token_types)
+        return hf_tokenizer.read_tokenizer_options(
+            tmp_path, ["[PAD]"], None, has_token_types
+        )
 
-    assert hf_tokenizer.read_tokenizer_options(tmp_path) == (None, None)
+    assert hf_tokenizer.read_tokenizer_options(tmp_path, []) == (None, None)
     same = {name: values[0] for name, values in hf_tokenizer.ONLY.items()}
     nothing = dict.fromkeys(hf_tokenizer.MEANINGLESS, 1) | {"new_option": None}
     added = {"0": {"content": "[PAD]", "special": True}}
