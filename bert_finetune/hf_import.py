@@ -19,6 +19,7 @@ from bert_finetune.bert_config import BertConfig
 from bert_finetune.download import staging_folder
 from bert_finetune.hf_config import read_config
 from bert_finetune.hf_names import (
+    ADAPTER,
     CONFIG,
     ONE_MODEL,
     POOLER,
@@ -112,6 +113,7 @@ def import_checkpoint(
     source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
     _check_empty(destination)
     _check_files(source, [CONFIG])
+    _check_no_adapter(source / ADAPTER)
     config, architecture = read_config(source / CONFIG)
     has_file = (source / TOKENIZER).is_file()
     names = [TENSORS] if has_file else [VOCABULARY, TENSORS]
@@ -162,6 +164,15 @@ def _check_files(
         f"`--input_dir` must hold {CONFIG}, {VOCABULARY} or {TOKENIZER}, and {TENSORS}. "
         f"Received: {received}. {remedy}"
     )
+
+
+def _check_no_adapter(path: pathlib.Path) -> None:
+    if path.exists():
+        raise ValueError(
+            "`--input_dir` must hold a model without an adapter, which changes the "
+            f"weights in {TENSORS}. Received: {path}. Merge it where PyTorch is, with "
+            "peft's `merge_and_unload`, and save the model with `save_pretrained`."
+        )
 
 
 def _check_empty(folder: pathlib.Path) -> None:

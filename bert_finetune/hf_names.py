@@ -11,8 +11,13 @@ CONFIG, VOCABULARY, TENSORS = "config.json", "vocab.txt", "model.safetensors"
 FILES = (CONFIG, VOCABULARY, TENSORS)  # of a model that can be imported
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-# Of the tokenizer; TOKENIZER contains the vocabulary, too. Each may be absent.
-TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
+SENTENCES, ADAPTER = "sentence_bert_config.json", "adapter_config.json"
+# Each may be absent. The first four are the tokenizer's; TOKENIZER contains the
+# vocabulary, too.
+OPTIONAL_FILES = (
+    *(TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),
+    *(SENTENCES, ADAPTER),
+)
 ONE_MODEL = "Use the files of one and the same model."
 
 # Variables of the classifier on top of the encoder.

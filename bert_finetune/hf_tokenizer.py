@@ -9,6 +9,7 @@ from bert_finetune.hf_names import (
     ADDED_TOKENS,
     CONFIG,
     ONE_MODEL,
+    SENTENCES,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -147,12 +148,18 @@ def read_tokenizer_options(
     )
     added = _read(folder / ADDED_TOKENS).items()
     _check_added(str(folder / ADDED_TOKENS), added, tokens)
-    most = content.get("model_max_length", content.get("max_len"))
-    is_number = isinstance(most, int) and not isinstance(most, bool) and most > 0
+    sentences = _read(folder / SENTENCES)
+    lowers = sentences.get("do_lower_case")  # before the tokenizer
+    check_option(folder / SENTENCES, "do_lower_case", lowers, (False, None))
+    lengths = [
+        content.get("model_max_length", content.get("max_len")),
+        sentences.get("max_seq_length"),
+    ]
+    lengths = [most for most in lengths if type(most) is int and most > 0]
     names = USED | ONLY.keys() | MEANINGLESS | {"added_tokens_decoder"}
     for source, options in sources:
         check_names(source, "", _without_none(options), names)
-    return TokenizerOptions(is_lower_case, most if is_number else None)
+    return TokenizerOptions(is_lower_case, min(lengths, default=None))
 
 
 def _check_added(

@@ -23,9 +23,9 @@ from huggingface_hub.utils import validate_repo_id
 from bert_finetune.download import root_cause, sha256_of, wrong_checksum
 from bert_finetune.hf_names import (
     CONFIG,
+    OPTIONAL_FILES,
     TENSORS,
     TOKENIZER,
-    TOKENIZER_FILES,
     VOCABULARY,
 )
 from estimator_accum.programs.command_line import FetchError
@@ -75,7 +75,7 @@ def obtain(
     check_config(config)
     folder = config.parent
     has_vocabulary = _has(model, VOCABULARY, folder.name)
-    files = [name for name in TOKENIZER_FILES if _has(model, name, folder.name)]
+    files = [name for name in OPTIONAL_FILES if _has(model, name, folder.name)]
     if not has_vocabulary and TOKENIZER not in files:
         raise ValueError(_must_have_files(model, VOCABULARY, remedy))
     _obtain(model, TENSORS, folder.name, remedy)

@@ -173,6 +173,7 @@ def test_bert_of_the_hub_is_converted(bert, hub, tmp_path, server, model):
     assert f"{model}: already in {folder}" in bert(f"--model={model}").stdout
     wanted = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"}
     wanted |= {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+    wanted |= {"sentence_bert_config.json", "adapter_config.json"}
     assert {path.rpartition("/")[2] for path in server.requests} == wanted
     later = set(server.requests) - {f"/{model}/resolve/main/config.json"}
     assert all(path.startswith(f"/{model}/resolve/{_COMMIT}/") for path in later)

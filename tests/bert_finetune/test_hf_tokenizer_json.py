@@ -231,6 +231,7 @@ def test_vocabulary_beside_the_file_has_its_tokens(tmp_path):
             "be `normalizer.lowercase` in to",
         ),
         ("tokenizer_config", {"strip_accents": False}, "`strip_accents` in .* be True"),
+        ("sentence_bert_config", {"do_lower_case": True}, "`do_lower_case` in .*False"),
         ("special_tokens_map", {"unk_token": "<unk>"}, r"must be '\[UNK\]'. Rec"),
         ("added_tokens", {"[NEW]": 30}, r"added_tokens.json must hold .*: '\[NEW\]'"),
         ("added_tokens", {"[CLS]": 5}, r"give \[CLS\] its id .*, 2. Received: 5"),

@@ -345,6 +345,13 @@ def test_half_a_pooler_and_quantized_tensors_are_refused(tmp_path, refused):
     assert "must hold the tensor pooler.dense.bias." in sentence
 
 
+@pytest.mark.once
+def test_an_adapter_beside_the_model_is_refused(tmp_path, refused):
+    source = write_folder(tmp_path / "theirs")
+    (source / "adapter_config.json").write_text("{}")
+    assert "peft's `merge_and_unload`" in refused(source)
+
+
 def test_a_missing_flag_is_refused(refusal):
     said = refusal(import_hf_checkpoint.main, "--input_dir=x")
     assert "`--output_dir` must be given" in said
@@ -439,3 +446,8 @@ def test_shorter_texts_are_said(tmp_path, import_folder):
     (source / "tokenizer_config.json").write_text(json.dumps(options))
     said = import_folder(source)
     assert "fine-tune it with --max_seq_length=12 or less." in said
+    # The smaller number of a sentence transformer.
+    options = {"max_seq_length": 11, "do_lower_case": False}
+    (source / "sentence_bert_config.json").write_text(json.dumps(options))
+    said = import_folder(source, tmp_path / "again")
+    assert "fine-tune it with --max_seq_length=11 or less." in said
