@@ -239,7 +239,8 @@ LAUNCHERS = (
 def read_cluster(environment: Environment) -> Cluster:
     """Returns the cluster that the environment describes.
 
-    A `TF_CONFIG` with a cluster precedes all variables.
+    A `TF_CONFIG` with a cluster precedes all variables, but for those that prove that
+    its only task runs several times.
 
     Args:
         environment: Environment variables, such as `os.environ`.
@@ -251,6 +252,7 @@ def read_cluster(environment: Environment) -> Cluster:
     """
     cluster = tf_config.read_json(environment.get("TF_CONFIG") or "{}")
     if not cluster.is_alone:
+        _check_only_task(environment, cluster)
         return cluster
     clusters = {}
     for launcher in LAUNCHERS:
@@ -268,6 +270,33 @@ def read_cluster(environment: Environment) -> Cluster:
     if name in _OF_HOSTS:
         _check_number(environment, cluster, name)
     return cluster
+
+
+# Numbers of processes that one command has started. In a step of srun they prove nothing:
+# it may have started a shell, or Ray, whose processes inherit its variables.
+_STARTED = (
+    *("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE"),
+    *("JSM_NAMESPACE_SIZE", "WORLD_SIZE", "HOROVOD_SIZE"),
+)
+
+
+def _check_only_task(environment: Environment, cluster: Cluster) -> None:
+    """Raises ValueError if a launcher copied the only task of a `TF_CONFIG`.
+
+    Of two processes, one may be an evaluator, which `TF_CONFIG` need not list.
+    """
+    if cluster.num_workers + len(cluster.servers) > 1:
+        return
+    if _last_number(environment.get("SLURM_STEP_NUM_TASKS", "")) > 1:
+        return
+    for name in _STARTED:
+        if _last_number(environment.get(name, "")) > 2:
+            raise ValueError(
+                "`TF_CONFIG` must list the tasks of all processes. Received: one task, "
+                f"and {name}={environment[name]}, whose processes would train alone, "
+                "into one folder. Set TF_CONFIG with all addresses in each of them, or "
+                f"unset {name} to train alone."
+            )
 
 
 _OF_HOSTS = ("Vertex AI", "SageMaker")  # whose variables another launcher may copy

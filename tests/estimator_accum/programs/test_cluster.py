@@ -352,6 +352,27 @@ def test_process_of_another_launcher_is_refused_unless_it_is_alone(name, value, 
     assert read_cluster({name: value, "TF_CONFIG": json.dumps(config)}).num_workers == 3
 
 
+@pytest.mark.parametrize(
+    "variables, is_refused",
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, False),  # with an evaluator
+        ({"WORLD_SIZE": "3"}, True),
+        ({"SLURM_NTASKS": "4"}, False),  # an allocation
+        ({"PMI_SIZE": "4", "SLURM_STEP_NUM_TASKS": "4"}, False),  # Ray's srun
+    ],
+)
+def test_the_only_task_of_tf_config_runs_once(variables, is_refused):
+    task = {"type": "chief", "index": 0}
+    config = json.dumps({"cluster": {"chief": ["a:1"]}, "task": task})
+    if not is_refused:
+        assert read_cluster(variables | {"TF_CONFIG": config}).name == "chief 0"
+        return
+    (name,) = variables
+    with pytest.raises(ValueError, match=rf"Received: one task, and {name}=\d, whose"):
+        read_cluster(variables | {"TF_CONFIG": config})
+
+
 def test_number_of_a_process_is_never_guessed():
     task = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     assert read_cluster(task | {"RANK": "1"}).task_index == 1
