@@ -7,6 +7,7 @@ auto      with micro-batches that adapt to memory: as `microbatch_model_fn` find
 """
 
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -110,9 +111,8 @@ def _container_limits() -> Iterator[int]:
         paths = [p for _, names, p in groups if controller in names.split(",")] or ["/"]
         for path in paths:
             parts = pathlib.PurePosixPath(path.lstrip("/")).parts
-            parents = [root.joinpath(*parts[:n]) for n in range(len(parts) + 1)]
-            within = [root.joinpath(*parts[n:]) for n in range(1, len(parts))]
-            for folder in (*parents, *within):
+            ends = itertools.combinations_with_replacement(range(len(parts) + 1), 2)
+            for folder in {root.joinpath(*parts[begin:end]) for begin, end in ends}:
                 for line in _lines(folder / file):
                     if line.isdigit():  # not "max"
                         yield int(line)

@@ -60,6 +60,11 @@ _V1_FILE = "memory/{}memory.limit_in_bytes"
         (_V1.format("/docker/1"), {_V1_FILE.format(""): "1000000"}, 1000000),
         (_V1.format("/slurm/job"), {_V1_FILE.format("slurm/"): "1000000"}, 1000000),
         (_V1.format("/docker/1/job"), {_V1_FILE.format("job/"): "1000000"}, 1000000),
+        (
+            _V1.format("/docker/1/job/step"),
+            {_V1_FILE.format("job/"): "1000000"},
+            1000000,
+        ),
         ("0::/job", {"unified/job/memory.max": "1000000"}, 1000000),
         ("", {"memory.max": "1000000"}, 1000000),
     ],
