@@ -174,12 +174,17 @@ def _trainable_shapes() -> dict[str, tuple[int, ...]]:
 
 def _open(path: str):
     """Returns a reader of the checkpoint."""
-    if not tf.io.gfile.exists(f"{path}.index"):
+    try:
+        has_index = tf.io.gfile.exists(f"{path}.index")
+        has_data = has_index and tf.io.gfile.glob(f"{path}.data-*")
+    except tf.errors.OpError as error:  # such as an unknown file system
+        raise _unreadable(path, error) from error
+    if not has_index:
         raise ValueError(
             f"A checkpoint must have an index file. Received: {path}, but there is no "
             f"{path}.index. {_suggestion(path)}"
         )
-    if not tf.io.gfile.glob(f"{path}.data-*"):
+    if not has_data:
         raise ValueError(
             f"A checkpoint must have data files beside its index. Received: {path}, "
             f"but there is no {path}.data-00000-of-00001. Copy all its files."

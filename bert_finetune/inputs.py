@@ -18,6 +18,7 @@ from bert_finetune.tokenization import (
     WordPieceTokenizer,
     check_case_matches_checkpoint,
     check_max_seq_length,
+    check_token_types,
     check_vocabulary,
 )
 from estimator_accum.programs import inputs
@@ -90,9 +91,11 @@ def read(settings: Settings, cluster: Cluster = _ALONE) -> Inputs:
         config = dataclasses.replace(config, hidden_act=settings.hidden_act)
     tokenizer = WordPieceTokenizer(settings.vocab_file, settings.do_lower_case)
     check_vocabulary(tokenizer, config.vocab_size)
+    is_pair = task.text_b is not None
+    check_token_types(config.type_vocab_size, is_pair=is_pair)
     check_max_seq_length(
         settings.max_seq_length,
-        is_pair=task.text_b is not None,
+        is_pair=is_pair,
         max_position_embeddings=config.max_position_embeddings,
     )
     check_case_matches_checkpoint(settings.do_lower_case, settings.init_checkpoint)

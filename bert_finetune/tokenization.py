@@ -261,6 +261,21 @@ def check_max_seq_length(
         )
 
 
+def check_token_types(type_vocab_size: int, *, is_pair: bool) -> None:
+    """Raises ValueError unless the model tells two sentences apart.
+
+    Args:
+        type_vocab_size: Rows of the table of token types.
+        is_pair: Whether examples are pairs of sentences.
+    """
+    if is_pair and type_vocab_size < 2:
+        raise ValueError(
+            "`type_vocab_size` in `--bert_config_file` must be >= 2 for pairs of "
+            f"sentences. Received: {type_vocab_size}. Use a model with two token types, "
+            "or a task of single sentences."
+        )
+
+
 def check_case_matches_checkpoint(
     do_lower_case: bool, init_checkpoint: str | None
 ) -> None:

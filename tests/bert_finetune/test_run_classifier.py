@@ -1,5 +1,6 @@
 """The command line: flags, one sentence for invalid input, a killed run."""
 
+import json
 import pathlib
 import re
 import signal
@@ -71,6 +72,7 @@ def _refused(flags, capsys) -> str:
         ({"vocab_file": "/no.txt"}, "`--vocab_file` must be an existing file. Recei"),
         ({"bert_config_file": "/no.json"}, "/no.json"),
         ({"init_checkpoint": "/no.ckpt"}, "there is no /no.ckpt.index"),
+        ({"init_checkpoint": "s3://a/b"}, "cannot be read (File system scheme 's3'"),
         ({"max_seq_length": 25}, "at most `max_position_embeddings` in `--bert_config"),
         ({"max_seq_length": 2}, "`--max_seq_length` must be >= 3"),
         ({"init_checkpoint": ""}, "`--init_checkpoint` must name a checkpoint. Recei"),
@@ -110,6 +112,14 @@ def _refused(flags, capsys) -> str:
 )
 def test_bad_flags_end_with_one_sentence(flags, capsys, changes, expected):
     assert expected in _refused(flags | changes, capsys)
+
+
+def test_pairs_need_two_token_types(flags, capsys, tmp_path):
+    config = json.loads(pathlib.Path(flags["bert_config_file"]).read_text())
+    (tmp_path / "one.json").write_text(json.dumps(config | {"type_vocab_size": 1}))
+    changes = {"task_name": "MRPC", "bert_config_file": str(tmp_path / "one.json")}
+    sentence = "`type_vocab_size` in `--bert_config_file` must be >= 2 for pairs of se"
+    assert sentence in _refused(flags | changes, capsys)
 
 
 @pytest.mark.parametrize(
