@@ -71,9 +71,9 @@ class CsvReport(Report):
         return float(rows[-1][self._unit]) if rows else 0.0
 
     def _rows_until(self, update_step: int) -> list[dict]:
-        if not _files.exists(self._path):
-            return []
         try:
+            if not _files.exists(self._path):
+                return []
             text = _files.read(self._path)
             # A killed run may have left half a line.
             lines = text[: text.rfind("\n") + 1].splitlines()

@@ -29,8 +29,19 @@ def path_in(folder: str | os.PathLike, name: str = "") -> str:
 
 
 def exists(path: str) -> bool:
-    """Returns whether something is there, be it a link to nothing."""
-    return _gfile().exists(path) if _is_address(path) else os.path.lexists(path)
+    """Returns whether something is there, be it a link to nothing.
+
+    Raises:
+        OSError: If TensorFlow cannot look, such as in an unknown file system.
+    """
+    if not _is_address(path):
+        return os.path.lexists(path)
+    import tensorflow as tf
+
+    try:
+        return tf.io.gfile.exists(path)
+    except tf.errors.OpError as error:
+        raise OSError(error.message) from error
 
 
 def read(path: str) -> str:

@@ -95,6 +95,8 @@ def test_an_address_that_cannot_be_read_is_refused_in_a_sentence():
     tf.io.gfile.makedirs("ram://folders/train_metrics.csv")  # not a file
     with pytest.raises(ValueError, match=r"csv must have the columns .* Use another"):
         CsvReport("ram://folders").check()
+    with pytest.raises(ValueError, match="Received: File system scheme 'none' not"):
+        CsvReport("none://folders").check()
 
 
 def test_a_home_folder_that_no_shell_expanded_is_refused():
