@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from estimator_accum.programs.cluster import EXIT_AGAIN, Cluster
 from estimator_accum.programs.tf_config import read_json
+from estimator_accum.reports._files import path_in
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -182,7 +183,8 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
             checkpoint's save or of the first micro-step [seconds], > 0.
 
     Raises:
-        ValueError: If `watchdog_secs` is not positive; later, when training begins, if
+        ValueError: If `watchdog_secs` is not positive, or `model_dir` begins with ~ or is
+            an address without its second slash; later, when training begins, if
             `TF_CONFIG` describes a cluster that cannot train.
     """
 
@@ -192,7 +194,7 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
                 "`watchdog_secs` must be a number > 0. "
                 f"Received: {watchdog_secs}. Use the seconds of the longest micro-step."
             )
-        self._model_dir, self._watchdog_secs = os.fspath(model_dir), watchdog_secs
+        self._model_dir, self._watchdog_secs = path_in(model_dir), watchdog_secs
         self._watchdog = None
 
     def begin(self) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from bert_finetune import checkpoint, hf_config, hf_tokenizer, import_hf_checkpoint
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint
+from bert_finetune.hf_import import import_checkpoint
 from tests.helpers.models import hugging_face_folder
 from tests.helpers.models.hugging_face_folder import (
     CONFIG,
@@ -157,6 +158,16 @@ def test_output_folder_that_holds_something_is_left_alone(tmp_path, refused):
     (tmp_path / "bert" / "notes.txt").write_text("mine")
     sentence = refused(write_folder(tmp_path / "theirs"))
     assert "`--output_dir` must be a new or an empty folder. Received: " in sentence
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", [str, pathlib.Path])
+def test_output_folder_is_one_of_this_machine(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = write_folder(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="of this machine, .* Received: gs:/"):
+        import_checkpoint(source, kind("gs://bucket/bert"))
+    assert [*tmp_path.iterdir()] == [source]
 
 
 def test_full_disk_leaves_nothing(tmp_path, refused, monkeypatch):

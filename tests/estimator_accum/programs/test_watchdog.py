@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import threading
 import types
 
@@ -304,3 +305,10 @@ def test_one_process_has_no_watch_and_an_end_of_a_start_before_is_removed(
 def test_a_deadline_must_be_positive(tmp_path):
     with pytest.raises(ValueError, match="must be a number > 0. Received: 0. Use"):
         WatchdogHook(tmp_path, 0)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("folder", ["~/run", pathlib.Path("gs://bucket/run")])
+def test_a_folder_must_be_the_estimators_own(folder):
+    with pytest.raises(ValueError, match="of a folder must .* Received: "):
+        WatchdogHook(folder)
