@@ -3,9 +3,12 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.core.changed_slices import find_reader
+from estimator_accum.core.current_batch import current_parts
 from estimator_accum.core.gradients import Gradient, cast, scaled
 from estimator_accum.core.options import Options
 from estimator_accum.core.v1_optimizers import always_reduces, innermost
@@ -16,6 +19,20 @@ from estimator_accum.graph.internals import (
 )
 from estimator_accum.graph.outermost import outermost_graph
 from estimator_accum.graph.writers import operations_of_updates
+from estimator_accum.rows.places import has_one_slice_a_row
+
+
+class Origins(NamedTuple):
+    """Slices of which the gradients for an optimizer are sums.
+
+    Attributes:
+        gradients: Those of a micro-batch, one per variable.
+        are_rows: Whether the optimizer gets each row once, or as often as replicas have
+            it.
+    """
+
+    gradients: list[Gradient]
+    are_rows: bool
 
 
 def apply(
@@ -25,6 +42,7 @@ def apply(
     variables: list[tf.Variable],
     loss: tf.Tensor,
     update_step: tf.Variable,
+    origins: Origins | None,
 ) -> tuple[list[tf.Operation], dict[str, list[tf.Operation]]]:
     """Applies the replicas' gradients, already reduced, in cross-replica context.
 
@@ -35,6 +53,7 @@ def apply(
         variables: The variables to update.
         loss: The window's loss; nothing is written before it is computed.
         update_step: Number of updates before this one.
+        origins: Slices of which the gradients are sums; None if they are their own.
 
     Returns:
         (The operations of the update, then those of `after_update_ops`; all that were
@@ -45,7 +64,9 @@ def apply(
     number = _number_of_operations()
     with _finding_variables(optimizer):
         applied = call(
-            lambda *args: _apply(options.optimizer, update_step, variables, *args),
+            lambda *args: _apply(
+                options.optimizer, update_step, variables, origins, *args
+            ),
             args=(gradients, loss),
         )
     done = strategy.experimental_local_results(applied)
@@ -70,7 +91,7 @@ def _noted_operations(number: int) -> list[tf.Operation]:
     return operations
 
 
-def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
+def _apply(optimizer, update_step, variables, origins, gradients, loss):
     """Applies in replica context; the optimizer must not reduce a second time."""
     options = {}
     if tf.distribute.has_strategy() and always_reduces(optimizer):
@@ -86,7 +107,39 @@ def _apply(optimizer, update_step, variables, gradients: list[Gradient], loss):
             options["global_step"] = update_step + 1
         pairs = zip(gradients, variables, strict=True)
         pairs = [(cast(gradient, v.dtype), v) for gradient, v in pairs]
-        return optimizer.apply_gradients(pairs, **options)
+        number = _number_of_operations()
+        applied = optimizer.apply_gradients(pairs, **options)
+    if origins is not None:
+        _check_slices(optimizer, origins, pairs, number)
+    return applied
+
+
+def _check_slices(optimizer, origins: Origins, pairs: list, number: int) -> None:
+    """Refuses an optimizer that needs each slice of a batch, of which a window has sums.
+
+    Args:
+        optimizer: The optimizer.
+        origins: Slices of which the gradients are sums.
+        pairs: The (gradient, variable) pairs that it got.
+        number: Number of the graph's operations before.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    operations = {*graph.get_operations()[number:]}
+    for (gradient, variable), source in zip(pairs, origins.gradients, strict=True):
+        if not isinstance(gradient, tf.IndexedSlices):
+            continue
+        reader = find_reader(gradient, operations, graph)
+        if reader is None:
+            continue
+        if has_one_slice_a_row(source, current_parts()) is not origins.are_rows:
+            raise ValueError(
+                "apply_gradients of an optimizer must only scale the slices of a sparse "
+                "gradient, or sum those of a row: a window keeps their sum in each row. "
+                f"Received: {reader.name} of type {reader.type}, in a "
+                f"{type(innermost(optimizer)).__name__}, on the gradient of "
+                f"{variable.name}. Pass `clip_norm` if it clips, or make the gradient "
+                "dense first, by tf.convert_to_tensor."
+            )
 
 
 def _check_no_sparse_sums(gradients: list[Gradient]) -> None:

@@ -1,4 +1,4 @@
-"""Slices of sparse gradients in a change: scaled, made dense, or their norm taken."""
+"""Uses of the slices of sparse gradients: scaled, made dense, or their norm taken."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,22 @@ import tensorflow as tf
 
 from estimator_accum.core.current_batch import current_parts
 from estimator_accum.core.linear import keeps_precision
+from estimator_accum.graph.functions import arguments_in
+from estimator_accum.graph.internals import captures_of
 from estimator_accum.graph.names import PRODUCTS
+from estimator_accum.graph.walks import walk
 from estimator_accum.rows.places import has_one_slice_a_row
 
 NORM = "_for_norm"  # suffix of copies that compute a norm of slices
+# Operations that sum slices in their rows: their inputs that are rows, and slices.
+_SUMMING = {
+    "UnsortedSegmentSum": (1, 0),
+    **dict.fromkeys(
+        ("ResourceScatterAdd", "ResourceScatterSub", "ScatterAdd", "ScatterSub"), (1, 2)
+    ),
+}
+
+_COUNTING = {"Bincount", "DenseBincount", "UniqueWithCounts", "UniqueWithCountsV2"}
 
 
 class Slices(NamedTuple):
@@ -92,6 +104,72 @@ def add_norms(definition, slices: Slices) -> None:
         twin.input[:] = inputs
 
 
+def find_reader(
+    gradient: tf.IndexedSlices, operations: set[tf.Operation], graph: tf.Graph
+) -> tf.Operation | None:
+    """Returns an operation that may need each slice, not the sum in each row.
+
+    Args:
+        gradient: The slices.
+        operations: The operations to look at, and in the functions that they call.
+        graph: Their graph, that of a branch perhaps, which captures the slices.
+    """
+    inside = {outer.ref(): inner for outer, inner in captures_of(graph)}
+    parts = gradient.values, gradient.indices
+    values, indices = (inside.get(part.ref(), part) for part in parts)
+    slices, readers = _uses_of(values, operations, _slices_from)
+    rows, others = _uses_of(indices, operations, _rows_from)
+    # Their number in a row matters, not which rows there are.
+    counting = [user for user in others if user.type in {*_SUMMING, *_COUNTING}]
+    for user in (*readers, *counting):
+        places = _SUMMING.get(user.type)
+        if places is None or any(
+            user.inputs[place].ref() not in tensors
+            for place, tensors in zip(places, (rows, slices), strict=True)
+        ):
+            return user
+    return None
+
+
+def _uses_of(start: tf.Tensor, operations: set[tf.Operation], passed_on) -> tuple:
+    """Returns a tensor and those that pass it on, by reference, and their other users."""
+    users = {}
+
+    def next_of(reference) -> list:
+        tensor, passed = reference.deref(), []
+        is_inside = tensor.graph is not start.graph
+        if is_inside and any(tensor is result for result in tensor.graph.outputs):
+            users[tensor.op] = None
+        for user in tensor.consumers():
+            if not is_inside and user not in operations:
+                continue
+            further = arguments_in(user, tensor) or passed_on(user, tensor)
+            if further is None:
+                users[user] = None
+            passed += further or ()
+        return [other.ref() for other in passed]
+
+    return walk([start.ref()], next_of), list(users)
+
+
+def _slices_from(user: tf.Operation, slices: tf.Tensor) -> list[tf.Tensor] | None:
+    """Returns the slices that `user` passes on; None if it does something else."""
+    if user.type == "IsFinite":  # so are their sums
+        return []
+    is_passed = user.type in ("CheckNumerics", "ConcatV2", "Switch")
+    if is_passed or _kind_of(user, slices, False) == "slices":
+        return list(user.outputs)
+    return None
+
+
+def _rows_from(user: tf.Operation, rows: tf.Tensor) -> list[tf.Tensor] | None:
+    """Returns the rows of slices that `user` passes on; None if it does something else."""
+    if user.type in ("Unique", "UniqueV2"):  # in the first result each is there once
+        return [user.outputs[1]]
+    is_passed = user.type in ("Cast", "ConcatV2", "Identity", "Reshape", "Switch")
+    return list(user.outputs) if is_passed else None
+
+
 def _has_single_rows(gradient: tf.IndexedSlices) -> bool:
     """Returns whether the norm of slices is that of the rows of a window."""
     is_single = has_one_slice_a_row(gradient, current_parts())
@@ -137,6 +215,6 @@ def _kind_of(user: tf.Operation, slices: tf.Tensor, is_squared: bool) -> str | N
         return "dense"
     if user.type in ("Identity", "Neg", "StopGradient") or keeps_precision(user):
         return "slices"
-    if user.type not in PRODUCTS or others[0].shape.num_elements() != 1:
+    if user.type not in PRODUCTS or not others or others[0].shape.num_elements() != 1:
         return None
     return "slices" if user.type == "Mul" or inputs[0].name == slices.name else None

@@ -1,10 +1,19 @@
 """Proof that a gradient is a sum of constant multiples of gradients."""
 
+import logging
+
 import tensorflow as tf
 
-from estimator_accum.core.gradients import Gradient
+from estimator_accum.core.gradients import Gradient, values_of
 from estimator_accum.graph.internals import original_of
-from estimator_accum.graph.names import PRODUCTS, SETTLED, SUMS
+from estimator_accum.graph.names import (
+    COMPARISONS,
+    PRODUCTS,
+    SETTLED,
+    SUMS,
+    draws_by_state,
+    draws_from_seed,
+)
 from estimator_accum.graph.walks import (
     ancestors,
     data_ancestors,
@@ -20,6 +29,16 @@ _CURVED = {  # whose value for a mean is not the mean of the values
     *("Pow", "Prod", "Reciprocal", "Relu", "Rsqrt", "Sigmoid", "Sign", "Softmax"),
     *("Softplus", "Sqrt", "Square", "SquaredDifference", "Tanh"),
 }
+_BILINEAR = {"BatchMatMulV2", "MatMul", *PRODUCTS}
+# Linear operations of one of their inputs, or of all together.
+_STRAIGHT = {
+    *("Cast", "ConcatV2", "Pack", "Slice", "Split", "SplitV", "StridedSlice"),
+    *("StopGradient", "Transpose", "Unpack", "UnsortedSegmentSum"),
+    *_BILINEAR,
+    *_REARRANGED,
+    *SUMS,
+}
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def parts_of(gradient: Gradient) -> list[tf.Tensor]:
@@ -125,9 +144,9 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
     )
     for user in users:
         of_sums = [t for t in user.inputs if t.op in users or t.op in sums]
-        is_product = user.type in {"MatMul", "BatchMatMulV2", *PRODUCTS}
-        is_curved = user.type in _CURVED or (is_product and len(of_sums) > 1)
-        if is_curved and all(tensor.shape.is_fully_defined() for tensor in of_sums):
+        if _is_curved(user, of_sums) and all(
+            tensor.shape.is_fully_defined() for tensor in of_sums
+        ):
             raise ValueError(
                 "A tensor that tf.gradients differentiates must not be a function of other "
                 "gradients, which are those of a micro-batch. Received: "
@@ -136,3 +155,76 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
                 "tf.gradients. If not, split whole batches by microbatch_model_fn, and "
                 "leave the optimizer as it is, without AccumulatingOptimizer."
             )
+
+
+def check_own_gradients(gradients: list[Gradient], optimizer) -> None:
+    """Refuses gradients that `compute_gradients` has changed in other than a linear way.
+
+    It warns of operations that may be linear, such as an average over workers.
+
+    Args:
+        gradients: Gradients that a `compute_gradients` of an optimizer's own returned.
+        optimizer: The optimizer.
+    """
+    starts = [values_of(gradient).op for gradient in gradients]
+    between = data_ancestors(starts, _inputs_after_gradients)
+    sums = {op for op in between if original_of(op) is not None}
+    users = data_descendants(
+        (output for op in sums for output in op.outputs), between.__contains__
+    )
+    users -= sums
+    others, unknown = [], [] if sums else starts  # a tape notes no gradients
+    for user in sorted(users, key=lambda operation: operation.name):
+        inputs = _inputs_after_gradients(user)
+        of_sums = [t for t in inputs if t.op in users or t.op in sums]
+        others += [t.op for t in inputs if t.op not in users and t.op not in sums]
+        if _is_curved(user, of_sums) or user.type in COMPARISONS:
+            _refuse(user, optimizer)
+        if user.type not in _STRAIGHT:
+            unknown.append(user)
+    of_others = varying(data_ancestors(others))
+    of_batch = of_others & varying(data_ancestors(sums)) if of_others else ()
+    for operation in of_others:
+        is_draw = draws_by_state(operation.type) or draws_from_seed(operation.type)
+        if is_draw or operation in of_batch:
+            _refuse(operation, optimizer)
+    if unknown:
+        _logger.warning(
+            "compute_gradients of %s changes the gradients of each micro-batch, by %s of "
+            "type %s. If this is not linear, as an average over workers is, the weights "
+            "are not those of the big batch.",
+            type(optimizer).__name__,
+            unknown[0].name,
+            unknown[0].type,
+        )
+
+
+def _inputs_after_gradients(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs that numbers or conditions are computed from, of no gradient."""
+    if original_of(operation) is not None:
+        return []
+    inputs = operation.inputs
+    return [t for t in inputs if t.dtype.is_floating or t.dtype == tf.bool]
+
+
+def _is_curved(user: tf.Operation, of_sums: list[tf.Tensor]) -> bool:
+    """Returns whether an operation's value for means is not the mean of its values.
+
+    Args:
+        user: The operation.
+        of_sums: Those of its inputs that are computed from sums over a batch.
+    """
+    if user.type in ("Div", "RealDiv") and any(user.inputs[1] is t for t in of_sums):
+        return True
+    return user.type in _CURVED or (user.type in _BILINEAR and len(of_sums) > 1)
+
+
+def _refuse(operation: tf.Operation, optimizer) -> None:
+    raise ValueError(
+        "compute_gradients of an optimizer must only add gradients of a scalar loss, "
+        "and multiply them by numbers that micro-batches share: it runs with each of "
+        f"them. Received: {operation.name} of type {operation.type}, in a "
+        f"{type(optimizer).__name__}. "
+        "Pass `clip_norm` if it clips, or change the gradients between compute_gradients "
+        "and apply_gradients of AccumulatingOptimizer."
+    )

@@ -20,13 +20,14 @@ from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.core.interception import without_interception
+from estimator_accum.core.linear import check_own_gradients
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.multipliers import Multipliers
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.replica_context import check_replica_context
 from estimator_accum.core.trained import check_trained
-from estimator_accum.core.v1_optimizers import innermost
+from estimator_accum.core.v1_optimizers import changes_gradients
 from estimator_accum.core.window import make_train_op
 from estimator_accum.graph.internals import trackable_children
 
@@ -106,12 +107,15 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         check_graph()
         # An optimizer that computes gradients in its own way may take a loss for each
         # example, for privacy say.
-        kind = type(innermost(self._optimizer))
-        usual = tf.compat.v1.train.Optimizer.compute_gradients
-        if not callable(loss) and kind.compute_gradients is usual:
+        is_own = changes_gradients(self._optimizer)
+        if not callable(loss) and not is_own:
             loss = check_loss(loss)
         with without_interception():
-            pairs = self._optimizer.compute_gradients(loss, *args, **kwargs)
+            pairs = list(self._optimizer.compute_gradients(loss, *args, **kwargs))
+        clock = clock_of(self._options.inside(current_batch()))
+        if is_own and makes_mean(clock) and not _has_examples(loss):
+            gradients = [gradient for gradient, _ in pairs if gradient is not None]
+            check_own_gradients(gradients, self._optimizer)
         remember(pairs, loss)
         return pairs
 
@@ -193,6 +197,11 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         """Returns the children in object-based checkpoints, as of Keras Estimators."""
         children = trackable_children(self._optimizer, *args, **kwargs)
         return {**children, **{v.op.name: v for v in _window_variables()}}
+
+
+def _has_examples(loss) -> bool:
+    """Returns whether a loss has an axis for examples."""
+    return not callable(loss) and tf.convert_to_tensor(loss).shape.rank != 0
 
 
 def _loss_of(gradients: list[Gradient]) -> tf.Tensor | None:

@@ -12,6 +12,7 @@ from estimator_accum.core.arguments import check_loss
 from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.interception import without_interception
+from estimator_accum.core.linear import check_own_gradients
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.replica_context import check_replica_context
@@ -21,7 +22,11 @@ from estimator_accum.core.trained import (
     checked_var_list,
     no_gradient_message,
 )
-from estimator_accum.core.v1_optimizers import is_loss_scaling, takes
+from estimator_accum.core.v1_optimizers import (
+    changes_gradients,
+    is_loss_scaling,
+    takes,
+)
 from estimator_accum.core.window import make_train_op
 from estimator_accum.graph.walks import ancestors
 
@@ -133,8 +138,11 @@ def make_accumulating_train_op(
     var_list = checked_var_list(var_list)
     if not var_list:
         raise ValueError(no_gradient_message(loss))
-    # Weighting the loss is free, but may overflow float16.
-    is_weighted = makes_mean(clock) and not _has_half_precision(loss, optimizer)
+    # Weighting the loss is free, but may overflow float16, and a term that an optimizer
+    # adds by itself, for weight decay say, counts by the weight too.
+    is_own = changes_gradients(optimizer)
+    is_weighted = makes_mean(clock) and not is_own
+    is_weighted = is_weighted and not _has_half_precision(loss, optimizer)
     # So is undoing its division by the number of replicas, which no sum must contain.
     multiplier = divisor_of_next_loss() if is_weighted and clock.keeps_sums else 1
     factor = scale if multiplier == 1 else scale * multiplier
@@ -151,6 +159,8 @@ def make_accumulating_train_op(
             **gates,
         )
     gradients, variables, device = check_trained(pairs, loss)
+    if is_own and makes_mean(clock):
+        check_own_gradients(gradients, optimizer)
     if isinstance(clock, EveryKRuns):
         check_declared_loss(gradient_accumulation_steps, reduction, loss)
         check_equal_weights(

@@ -14,6 +14,19 @@ def is_loss_scaling(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     )
 
 
+def changes_gradients(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `compute_gradients` is not one of TensorFlow's, which only scale."""
+    kinds = (
+        tf.compat.v1.train.Optimizer,
+        tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer,
+    )
+    usual = [kind.compute_gradients for kind in kinds]
+    return any(
+        getattr(one.compute_gradients, "__func__", None) not in usual
+        for one in (optimizer, innermost(optimizer))
+    )
+
+
 def always_reduces(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether `apply_gradients` sums over replicas, whatever it is told."""
     usual = inspect.signature(tf.compat.v1.train.Optimizer.apply_gradients).parameters

@@ -58,7 +58,7 @@ from estimator_accum.checks.before_runs import look_at_changes, look_at_train_op
 from estimator_accum.checks.global_step import warn_of_global_step
 from estimator_accum.checks.other_clocks import warn_of_other_clocks
 from estimator_accum.core.accumulators import add_up, commit, take_window
-from estimator_accum.core.applying import apply
+from estimator_accum.core.applying import Origins, apply
 from estimator_accum.core.change import Change
 from estimator_accum.core.clock import Clock
 from estimator_accum.core.creation import create_plan
@@ -274,7 +274,7 @@ def _finish(
     # outside of them, feeding `is_boundary` is enough to apply a partial window.
     with tf.control_dependencies(None):
         result, updates = _close_or_skip(
-            strategy, plan, is_boundary, micro_batch.variables, added
+            strategy, plan, is_boundary, micro_batch, added
         )
         # A learning rate of this micro-step must read update_step before it changes.
         with tf.control_dependencies(_reads(strategy, plan.state.update_step)):
@@ -309,16 +309,23 @@ def _finish(
 
 
 def _close_or_skip(
-    strategy, plan: Plan, is_boundary: tf.Tensor, variables: list, added: Added
+    strategy, plan: Plan, is_boundary: tf.Tensor, micro_batch: MicroBatch, added: Added
 ) -> tuple[Result, dict[str, list[tf.Operation]]]:
     """Closes the window if it is complete: the two branches of the boundary."""
-    updates = {}
+    updates, origins = {}, None
+    variables, sources = micro_batch.variables, micro_batch.gradients
     if added.change is not None:
-        variables = first_of(strategy, added.change).variables
+        change = first_of(strategy, added.change)
+        variables, sources = change.variables, change.changed
+    if added.sums is None or plan.num_replicas > 1:
+        are_rows = added.sums is None or _takes_norms(plan, added.change)
+        origins = Origins(sources, are_rows)
 
     def apply_mean(mean, loss) -> list[tf.Operation]:
         step = plan.state.update_step
-        done, operations = apply(strategy, plan.options, mean, variables, loss, step)
+        done, operations = apply(
+            strategy, plan.options, mean, variables, loss, step, origins
+        )
         updates.update(operations)
         return done
 
@@ -416,8 +423,7 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
     gradients, scalars = sums
     weight, loss = scalars["weight"], scalars.get("loss")
     factor = None  # one micro-batch alone is its own mean
-    takes_norms = change is not None or plan.options.sparse_norm == "slices"
-    if takes_norms and not is_summed and plan.num_replicas > 1:
+    if _takes_norms(plan, change) and not is_summed and plan.num_replicas > 1:
         # Replicas may look up the same rows, of which a batch has one slice.
         gradients = [with_unique_rows(gradient) for gradient in gradients]
         sums = sums._replace(gradients=gradients)
@@ -446,6 +452,11 @@ def _take_mean(plan: Plan, sums: WindowSums | None, change: Change | None):
         stop = unknown if stop is None else stop
         result = Result(is_good, loss, norm, weight, nan(), stop)
         return mean, *tf.nest.map_structure(tf.identity, (result, scalars))
+
+
+def _takes_norms(plan: Plan, change: Change | None) -> bool:
+    """Returns whether norms of slices are taken."""
+    return change is not None or plan.options.sparse_norm == "slices"
 
 
 def _check(

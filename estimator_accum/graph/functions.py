@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.internals import OWN_GRADIENT, captures_of, functions_in
+from estimator_accum.graph.internals import (
+    OWN_GRADIENT,
+    captures_of,
+    function_of,
+    functions_in,
+    graph_of_function,
+)
+from estimator_accum.graph.names import BRANCHES, CALLS
 from estimator_accum.graph.walks import walk
 
 
@@ -33,6 +40,41 @@ def functions_of(node) -> list[str]:
         names += [value.func.name] if value.HasField("func") else []
         names += [function.name for function in value.list.func]
     return names
+
+
+def graph_called(operation, name: str, tensors, results: int) -> tf.Graph:
+    """Returns the graph of a function that an operation calls.
+
+    Args:
+        operation: The operation.
+        name: The function's name.
+        tensors: Its arguments.
+        results: Number of its results.
+
+    Returns:
+        The function's own graph, which knows more shapes, or another.
+    """
+    function = function_of(operation.graph, name)
+    graph = getattr(function, "graph", None)
+    # The gradient of another call may have added outputs to it.
+    numbers = len(tensors), results
+    if graph is not None and (len(graph.inputs), len(graph.outputs)) == numbers:
+        return graph
+    shapes = [tensor.shape for tensor in tensors]
+    return graph_of_function(operation, shapes, name)
+
+
+def arguments_in(operation: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the tensors that stand for one in the function or branches of a call."""
+    if operation.type not in CALLS | BRANCHES:
+        return []
+    tensors = list(operation.inputs)[operation.type in BRANCHES :]
+    graphs = [
+        graph_called(operation, name, tensors, len(operation.outputs))
+        for name in functions_of(operation)
+    ]
+    pairs = [pair for graph in graphs for pair in zip(tensors, graph.inputs)]
+    return [inner for outer, inner in pairs if outer is tensor]
 
 
 def captured_among(operations: Iterable[tf.Operation]) -> set[tf.Operation]:

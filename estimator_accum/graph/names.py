@@ -45,6 +45,7 @@ OF_SHAPES = {*SHAPES, "OnesLike", "ZerosLike"}
 # Operations whose results are sums of their inputs, or multiples of one of them.
 SUMS = {"Add", "AddN", "AddV2", "Identity", "Neg", "Sub"}
 PRODUCTS = {"Div", "Mul", "RealDiv"}
+COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"}
 
 # Operations that call functions of the graph: once, one of several, again and again.
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}

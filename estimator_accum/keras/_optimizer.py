@@ -32,6 +32,7 @@ from estimator_accum.keras._window import (
     close_partial_window,
     run_micro_step,
 )
+from estimator_accum.rows.places import has_one_slice_a_row
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -66,6 +67,7 @@ class Accumulating(Saving, DelegatingTrackable):
             _traced_steps=None,
             _has_warned=False,
             _is_checked=False,
+            _has_looked_at_clipping=False,
         )
 
     def __getattr__(self, name):
@@ -288,6 +290,7 @@ class Accumulating(Saving, DelegatingTrackable):
                 "gradient_accumulation_steps=1. Pass accumulate(..., weight=...)."
             )
         gradients = self._gradients_by_index(self._without_empty(pairs), replica)
+        self._check_clipping([*gradients.values()])
         examples = None
         if weight is None:
             self._check_equal_weights(loss)
@@ -317,6 +320,28 @@ class Accumulating(Saving, DelegatingTrackable):
             )
             steps = self.gradient_accumulation_steps
             check_equal_weights(steps, loss, "mean", None, remedy)
+
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+    def _check_clipping(self, gradients: list) -> None:
+        """Warns, once, if Keras would clip each slice of a gradient in a batch at once."""
+        parts = [self._innermost, *getattr(self._innermost, "optimizers", [])]
+        options = [
+            name
+            for name in ("clipnorm", "global_clipnorm", "clipvalue")
+            if any(getattr(part, name, None) for part in parts)
+        ]
+        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        if self._has_looked_at_clipping or not options or not sparse:
+            return
+        self._has_looked_at_clipping = True
+        if not all(map(_has_one_slice_a_row, sparse)):
+            _logger.warning(
+                "accumulate: %s applies to an embedding's gradient with each row of the "
+                "window once, where Keras has a slice for each lookup of a batch, so the "
+                "updates are not those of the big batch once they are clipped. For these, "
+                "split whole batches by estimator_accum.keras.microbatch.",
+                options[0],
+            )
 
     def _gradients_by_index(self, pairs: list, replica) -> dict:
         """Returns gradients by the numbers of their variables, which may be new."""
@@ -351,6 +376,13 @@ class Accumulating(Saving, DelegatingTrackable):
                 "update wrong rows. Received: jit_compile and a gradient that is an "
                 "IndexedSlices. Pass compile(jit_compile=False), or use Keras 3."
             )
+
+
+def _has_one_slice_a_row(gradient: tf.IndexedSlices) -> bool:
+    """Returns whether a batch at once provably has one slice for each row."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    is_traced = getattr(gradient.indices, "graph", None) is graph is not None
+    return is_traced and has_one_slice_a_row(gradient) is True
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op

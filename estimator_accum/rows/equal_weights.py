@@ -24,6 +24,7 @@ from estimator_accum.graph.functions import all_nodes
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
     BATCHES,
+    COMPARISONS,
     CONTROL_FLOW_V1,
     FED,
     OF_SHAPES,
@@ -68,7 +69,6 @@ _DRAWS += [_Draw(high=4.0), _Draw(low=-0.9, has_zeros=True)]
 _ROUNDS = 4  # of each
 # Relative errors of a loss, by the numbers that it is computed with.
 _ROUNDING = {tf.bfloat16: 0.08, tf.float16: 0.01, tf.float32: 6e-6, tf.float64: 1e-14}
-_COMPARING = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"}
 # Operations whose results have as many elements as the values decide.
 _SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -383,7 +383,7 @@ class _Verdict:
         """Returns 0 and the numbers of comparisons, such as no label's, by whether whole."""
         limits = {True: [0], False: [0.0]}
         for operation in self._head.operations if self._head else []:
-            for tensor in operation.inputs if operation.type in _COMPARING else []:
+            for tensor in operation.inputs if operation.type in COMPARISONS else []:
                 dtype = tensor.dtype
                 if is_one_number(tensor) and (dtype.is_floating or dtype.is_integer):
                     value = tf.get_static_value(tensor)

@@ -13,6 +13,7 @@ from estimator_accum import (
     AccumulatingOptimizer,
     get_or_create_update_step,
     get_windows,
+    make_accumulating_train_op,
 )
 from tests.helpers.models.interfaces import (
     after_each,
@@ -185,6 +186,111 @@ def _train(optimizer_of, change, batches, accumulate=None, scale=1.0):
         return optimizer.apply_gradients(change(pairs, clock), step)
 
     return train_session(make_train_op, batches, tf.float64)
+
+
+class _Own(v1.train.GradientDescentOptimizer):
+    """Changes gradients in its own compute_gradients."""
+
+    def __init__(self, change):
+        super().__init__(0.05)
+        self._change = change
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._change(super().compute_gradients(*args, **kwargs), None)
+
+
+def _all_reduced(gradient, variable):
+    """Like an average over workers by another library, of one worker."""
+    value = tf.py_function(lambda g: g, [gradient], gradient.dtype)
+    return tf.ensure_shape(value, variable.shape)
+
+
+def _by_loss_scale(change):
+    """Returns the optimizer in a loss-scaling one, whose own gradients are scaled."""
+    scaling = v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    return scaling(_Own(change), v1.mixed_precision.FixedLossScale(8.0))
+
+
+LINEAR = {
+    name: CHANGES[name] for name in ("weight_decay", "none_replaced", "centralized")
+}
+LINEAR |= {
+    "halved": _each(lambda g, v: _scaled(g, 0.5)),
+    "all_reduced": _dense(_all_reduced),
+}
+NOT_LINEAR = {
+    name: CHANGES[name]
+    for name in (
+        *("clip_by_global_norm", "clip_by_norm", "clip_by_value", "one_of_them"),
+        *("sign", "branch", "noise", "all_layers"),
+    )
+}
+
+
+def _trained_by(optimizer, accumulate, batches) -> dict[str, np.ndarray]:
+    def make_train_op(model):
+        v1.set_random_seed(3)
+        v1.get_variable("unused", initializer=np.float64([0.5, -1.0]))
+        v1.train.get_or_create_global_step()
+        return accumulate(optimizer, model.loss)
+
+    return train_session(make_train_op, batches, tf.float64)
+
+
+def _minimize(optimizer, loss):
+    return optimizer.minimize(loss)
+
+
+_INTERFACES = [
+    lambda optimizer, loss: AccumulatingOptimizer(optimizer, K).minimize(loss),
+    lambda optimizer, loss: make_accumulating_train_op(loss, optimizer, K, weight=50.0),
+]
+
+
+@pytest.mark.parametrize("accumulate", _INTERFACES)
+@pytest.mark.parametrize("name", LINEAR)
+def test_an_own_compute_gradients_that_is_linear_runs_with_each_micro_batch(
+    name, accumulate, caplog
+):
+    batches = make_batches(UPDATES, BATCH)
+    parts = [part for batch in batches for part in split(batch, K)]
+    plain = _trained_by(_Own(LINEAR[name]), _minimize, batches)
+    ours = _trained_by(_Own(LINEAR[name]), accumulate, parts)
+    assert _difference(ours, plain) < 1e-12
+    is_unknown = "compute_gradients of _Own changes the gradients" in caplog.text
+    assert is_unknown == (name == "all_reduced")
+
+
+@pytest.mark.parametrize("accumulate", _INTERFACES)
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_an_own_compute_gradients_that_is_not_linear_is_refused(name, accumulate):
+    batches = make_batches(1, BATCH)
+    with pytest.raises(ValueError, match="must only add gradients of a scalar loss"):
+        _trained_by(_Own(NOT_LINEAR[name]), accumulate, batches)
+
+
+def test_an_own_compute_gradients_by_sizes_of_micro_batches_is_refused():
+    def make(optimizer, loss):
+        fed = v1.get_default_graph().get_tensor_by_name("Placeholder:0")
+        size = tf.cast(tf.shape(fed)[0], tf.float64)
+        optimizer._change = _each(lambda g, v: _scaled(g, 1.0 / size))
+        return _INTERFACES[0](optimizer, loss)
+
+    with pytest.raises(ValueError, match="must only add gradients of a scalar loss"):
+        _trained_by(_Own(None), make, make_batches(1, BATCH))
+
+
+@pytest.mark.parametrize("name", ["halved", "clip_by_norm"])
+def test_loss_scaling_around_an_own_compute_gradients_is_linear(name, fresh_graph):
+    x = v1.get_variable("x", initializer=[1.0, 2.0])
+    loss = tf.reduce_sum(tf.square(x))
+    optimizer = _by_loss_scale(CHANGES.get(name) or LINEAR[name])
+    if name == "halved":
+        train_op = make_accumulating_train_op(loss, optimizer, 2)
+        np.testing.assert_allclose(after_each(train_op, [{}] * 2, x)[1], [0.95, 1.9])
+        return
+    with pytest.raises(ValueError, match="must only add gradients of a scalar loss"):
+        make_accumulating_train_op(loss, optimizer, 2)
 
 
 def _accumulating(steps=K, **options):

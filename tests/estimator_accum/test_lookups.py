@@ -177,6 +177,140 @@ def test_a_micro_batch_that_is_its_own_window_has_the_norm_of_its_slices():
         np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
 
 
+class _Own(v1.train.GradientDescentOptimizer):
+    """Changes gradients in its own apply_gradients."""
+
+    def __init__(self, change):
+        super().__init__(0.5)
+        self._change = change
+
+    def apply_gradients(
+        self, pairs, global_step=None, name=None, skip_gradients_aggregation=False
+    ):
+        gradients, variables = zip(*_pairs(pairs))
+        pairs = zip(self._change(gradients, variables), variables)
+        options = {"skip_gradients_aggregation": skip_gradients_aggregation}
+        return super().apply_gradients(pairs, global_step, name, **options)
+
+
+class _SkippingNan(v1.train.GradientDescentOptimizer):
+    """Applies in a branch, as dynamic loss scaling does."""
+
+    def apply_gradients(self, pairs, global_step=None, name=None):
+        pairs = _pairs(pairs)
+        finite = [tf.reduce_all(tf.math.is_finite(g.values)) for g, _ in pairs]
+
+        def apply():
+            return super(_SkippingNan, self).apply_gradients(pairs, global_step, name)
+
+        return tf.cond(tf.reduce_all(tf.stack(finite)), apply, tf.no_op)
+
+
+def _each(change, is_dense=False):
+    """Returns a change of each gradient: of its slices, or made dense first."""
+
+    def changed(gradients, variables):
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if is_dense:
+                yield change(tf.convert_to_tensor(gradient), variable)
+            else:
+                values = change(gradient.values, gradient.indices)
+                yield tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+    return lambda *args: [*changed(*args)]
+
+
+def _lamb(gradient, variable):
+    update = gradient / (tf.sqrt(tf.square(gradient)) + 0.1) + 0.01 * variable
+    return update * tf.norm(variable) / tf.norm(update)
+
+
+def _lars(gradient, variable):
+    norms = tf.norm(gradient) + 0.1 * tf.norm(variable)
+    return 0.1 * tf.norm(variable) / norms * (gradient + 0.1 * variable)
+
+
+def _clipped_rows(values, indices):
+    rows, places = tf.unique(indices)
+    sums = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+    return values * tf.minimum(_CLIP / tf.norm(sums), 1.0)
+
+
+def _mean_of_a_row(values, indices):
+    _, places, counts = tf.unique_with_counts(indices)
+    return values / tf.cast(tf.gather(counts, places), values.dtype)[:, None]
+
+
+def _clipped_in_a_branch(values, indices):
+    del indices
+
+    def clip():
+        return values * (_CLIP / tf.norm(values))
+
+    return tf.cond(tf.reduce_sum(values) > -1e9, clip, lambda: values)
+
+
+_OF_ROWS = {
+    "LAMB": lambda: _Own(_each(_lamb, is_dense=True)),
+    "LARS": lambda: _Own(_each(_lars, is_dense=True)),
+    "clipped": lambda: _Own(_each(lambda g, _: tf.clip_by_norm(g, _CLIP), True)),
+    "rows clipped": lambda: _Own(_each(_clipped_rows)),
+    "scaled": lambda: _Own(_each(lambda values, _: values / 2.0)),
+    "branch": lambda: _SkippingNan(0.5),
+    "Adagrad": lambda: v1.train.AdagradOptimizer(0.5),
+}
+_OF_SLICES = {
+    "global norm": lambda: _Own(lambda gradients, _: _clip_all(gradients)),
+    "norms": lambda: _Own(lambda gradients, _: _clip_each(gradients)),
+    "values": lambda: _Own(_each(lambda v, _: tf.clip_by_value(v, -0.01, 0.02))),
+    "number": lambda: _Own(_each(lambda v, _: v / tf.cast(tf.shape(v)[0], v.dtype))),
+    "mean of a row": lambda: _Own(_each(_mean_of_a_row)),
+    "norm in a branch": lambda: _Own(_each(_clipped_in_a_branch)),
+}
+
+
+def _accumulated(make_optimizer, lookup) -> list[list[np.ndarray]]:
+    """Returns the tables that each interface trains."""
+
+    def by_call(loss):
+        return make_accumulating_train_op(loss, make_optimizer(), _STEPS)
+
+    def by_optimizer(loss):
+        return AccumulatingOptimizer(make_optimizer(), _STEPS).minimize(loss)
+
+    return [_train(make, lookup, 4) for make in (by_call, by_optimizer)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lookup", "control_flow"),
+    [
+        *((name, "each", "v2") for name in _OF_ROWS),
+        ("branch", "each", "v1"),
+        *((name, "once", "v2") for name in _OF_SLICES),
+        ("global norm", "positions", "v2"),
+    ],
+    indirect=["control_flow"],
+)
+def test_an_own_apply_gradients_gets_the_slices_that_it_needs(
+    name, lookup, control_flow
+):
+    make = {**_OF_ROWS, **_OF_SLICES}[name]
+
+    def plain(loss):
+        return make().minimize(loss)
+
+    expected = _train(plain, _LOOKUPS[lookup], 16)
+    for tables in _accumulated(make, _LOOKUPS[lookup]):
+        np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", _OF_SLICES)
+@pytest.mark.parametrize("control_flow", ["v1", "v2"], indirect=True)
+def test_an_own_apply_gradients_that_needs_each_slice_is_refused(name, control_flow):
+    with pytest.raises(ValueError, match="must only scale the slices of a sparse grad"):
+        _accumulated(_OF_SLICES[name], _LOOKUPS["each"])
+
+
 def _of_two_replicas(make_train_op, lookup) -> list[np.ndarray]:
     """Returns the tables after one batch, of which each replica has a half."""
     with tf.Graph().as_default(), v1.Session(config=TWO_CPUS) as session:
@@ -213,3 +347,20 @@ def test_a_row_of_two_replicas_has_the_norm_of_the_batch_at_once(name, monkeypat
     for make in (clipping, lambda loss: _clipped_by_slices(loss, 1)):
         tables = _of_two_replicas(make, _LOOKUPS[name])
         np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["once", "each"])
+def test_an_own_apply_gradients_gets_the_slices_of_two_replicas(name, monkeypatch):
+    monkeypatch.setattr("tests.estimator_accum.test_lookups._WORDS", _WORDS[:16])
+    make = _OF_SLICES["global norm"]
+
+    def ours(loss):
+        return make_accumulating_train_op(loss, make(), 1)
+
+    if name == "once":  # it gets a row of each replica
+        with pytest.raises(ValueError, match="must only scale the slices of a sparse"):
+            _of_two_replicas(ours, _LOOKUPS[name])
+        return
+    expected = _train(lambda loss: make().minimize(loss), _LOOKUPS[name], 16)
+    tables = _of_two_replicas(ours, _LOOKUPS[name])
+    np.testing.assert_allclose(tables, expected, rtol=1e-12, atol=1e-13)

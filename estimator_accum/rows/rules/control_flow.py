@@ -2,9 +2,8 @@
 
 import functools
 
-import tensorflow as tf
-
-from estimator_accum.graph.internals import context_of, function_of, graph_of_function
+from estimator_accum.graph.functions import graph_called
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import BRANCHES, CALLS, LOOPS
 from estimator_accum.rows.rules.rounds import Rounds
 from estimator_accum.rows.rules.table import RULES_OF_ANY, rule
@@ -19,7 +18,7 @@ _END = "the batch decides when a loop ends"
 @rule(*CALLS, table=RULES_OF_ANY)
 def _call(analysis, operation, states):
     name, tensors = operation.get_attr("f").name, operation.inputs
-    graph = _graph_of(operation, name, tensors, len(operation.outputs))
+    graph = graph_called(operation, name, tensors, len(operation.outputs))
     return analysis.of_function(operation, graph, tensors, states)
 
 
@@ -33,7 +32,7 @@ def _branch(analysis, operation, states):
         branches = [operation.get_attr(f"{name}_branch") for name in ("then", "else")]
     tensors, ways = operation.inputs[1:], []
     for branch in branches:
-        graph = _graph_of(operation, branch.name, tensors, len(operation.outputs))
+        graph = graph_called(operation, branch.name, tensors, len(operation.outputs))
         ways.append(analysis.of_function(operation, graph, tensors, states[1:]))
     return [functools.reduce(join, results) for results in zip(*ways, strict=True)]
 
@@ -43,13 +42,13 @@ def _loop(analysis, operation, states):
     tensors, name = list(operation.inputs), operation.get_attr("body").name
     condition = operation.get_attr("cond").name
     if any(state.kind == "examples" for state in states):
-        graph = _graph_of(operation, name, tensors, len(tensors))
-        end = _graph_of(operation, condition, tensors, 1)
+        graph = graph_called(operation, name, tensors, len(tensors))
+        end = graph_called(operation, condition, tensors, 1)
         if results := Rounds(analysis, tensors, states, graph, end).states():
             return results
     has_own_value = [False] * len(states)
     for _ in range(MOST_ROUNDS):
-        graph = _graph_of(operation, name, tensors, len(tensors))
+        graph = graph_called(operation, name, tensors, len(tensors))
         after = analysis.of_function(operation, graph, tensors, states, has_own_value)
         pairs = zip(graph.inputs, graph.outputs, strict=True)
         has_own_value = [before is result for before, result in pairs]
@@ -59,7 +58,7 @@ def _loop(analysis, operation, states):
         states = joined
     else:
         raise Mixed(UNSETTLED)
-    graph = _graph_of(operation, condition, tensors, 1)
+    graph = graph_called(operation, condition, tensors, 1)
     (predicate,) = analysis.of_function(
         operation, graph, tensors, states, has_own_value
     )
@@ -67,18 +66,6 @@ def _loop(analysis, operation, states):
     if predicate.kind != "fixed":
         raise Mixed(_END)
     return states
-
-
-def _graph_of(operation, name: str, tensors, results: int) -> tf.Graph:
-    """Returns a function's graph: its own, which knows more shapes, or another."""
-    function = function_of(operation.graph, name)
-    graph = getattr(function, "graph", None)
-    # The gradient of another call may have added outputs to it.
-    numbers = len(tensors), results
-    if graph is not None and (len(graph.inputs), len(graph.outputs)) == numbers:
-        return graph
-    shapes = [tensor.shape for tensor in tensors]
-    return graph_of_function(operation, shapes, name)
 
 
 @rule("Switch", table=RULES_OF_ANY)

@@ -236,6 +236,61 @@ def test_a_short_batch_of_an_own_step_is_warned_of(kind, caplog):
     assert caplog.text.count("micro-batches of 4 to 8 examples counted alike") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "is_sparse", "run_eagerly", "is_warned"),
+    [
+        ({"clipnorm": 0.1}, True, False, True),
+        ({"global_clipnorm": 0.1}, True, True, True),
+        ({"clipvalue": 0.01}, True, False, True),
+        ({"clipvalue": 0.01}, False, False, False),
+        ({}, True, False, False),
+    ],
+)
+def test_clipping_of_an_embedding_is_warned_of(
+    kind, options, is_sparse, run_eagerly, is_warned, caplog
+):
+    keras, layers = kind.keras, kind.keras.layers
+    model = keras.Sequential([keras.Input((3,), dtype="int64")])
+    for layer in (layers.Embedding(20, 4), layers.Flatten(), layers.Dense(1)):
+        model.add(layer)
+    data = sparse_data(16) if is_sparse else dense_data(16)
+    optimizer = accumulate(kind.optimizer("SGD", 0.1, **options), 2)
+    model = model if is_sparse else kind.dense_model()
+    fit(model, optimizer, data, 4, run_eagerly=run_eagerly)
+    sentence = "applies to an embedding's gradient with each row of the window once"
+    assert caplog.text.count(f"{[*options, ''][0]} {sentence}") == is_warned
+    assert caplog.text.count(sentence) == is_warned
+
+
+@pytest.mark.parametrize("option", ["clipnorm", "global_clipnorm", "clipvalue"])
+def test_an_embedding_of_one_slice_a_row_is_clipped_as_in_the_big_batch(
+    kind, option, caplog
+):
+    def train(optimizer, size):
+        table = tf.Variable(np.linspace(-1.0, 1.0, 6).reshape(3, 2))
+        table_and_scale = [table, tf.Variable(np.ones(2))]
+        getattr(optimizer, "build", list)(table_and_scale)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float64)])
+        def step(x):
+            with tf.GradientTape() as tape:
+                rows = tf.gather(table, tf.range(3)) * table_and_scale[1]
+                loss = tf.reduce_mean((x - tf.reduce_sum(rows, 1)) ** 2)
+            gradients = tape.gradient(loss, table_and_scale)
+            optimizer.apply_gradients(zip(gradients, table_and_scale, strict=True))
+
+        values = np.random.default_rng(0).normal(size=[24, 3])
+        for begin in range(0, 24, size):
+            step(values[begin : begin + size])
+        return table.numpy()
+
+    options = {option: 0.02}
+    expected = train(kind.optimizer("SGD", 0.5, **options), 8)
+    ours = train(accumulate(kind.optimizer("SGD", 0.5, **options), 4), 2)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    assert "applies to an embedding" not in caplog.text
+
+
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
     def loss(y, prediction):
