@@ -10,6 +10,7 @@ So a batch is taken once, and nothing outside of the passes sees a micro-batch. 
 tells which of these a run needs, whoever has made the operations.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
@@ -24,7 +25,7 @@ from estimator_accum.graph.walks import (
     path_to,
     walk,
 )
-from estimator_accum.graph.writers import may_be_variable, variable_of
+from estimator_accum.graph.writers import may_be_variable, variable_of, writes
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch.repeatable import changes_something
@@ -147,7 +148,8 @@ class Outside:
             fetches: As for `needs`.
 
         Raises:
-            ValueError: If the run changes something, or the inputs are not kept.
+            ValueError: If the run changes more than local variables, such as those of a
+                streaming metric, or the inputs are not kept.
         """
         items = list(_items(self._graph, fetches))
         before, done = self._given, [t for r in self._replicas for t in r.total.done]
@@ -163,7 +165,8 @@ class Outside:
             for replica in self._replicas
             for write in replica.batch.stage[1]
         }
-        if self._late(users) or any(t.ref() not in slots for t in needs.taken):
+        is_kept = all(tensor.ref() in slots for tensor in needs.taken)
+        if not is_kept or not self._changes_local_variables_alone(users):
             self.refuse_other_run(fetches)
         kept = {
             tensor: reader.outputs[0]
@@ -335,6 +338,17 @@ class Outside:
         """Returns whether an operation changes a resource that is not of this batch alone."""
         is_own = self._is_own(operation)
         return not is_own and changes_something(operation, self._library)
+
+    def _changes_local_variables_alone(self, users: dict) -> bool:
+        """Returns whether operations change no more than variables of the session.
+
+        No checkpoint keeps them, so training does not see that a metric is updated again.
+        """
+        changing = [op for op in users if self._changes(op)]
+        local_results = tf.distribute.get_strategy().experimental_local_results
+        parts = map(local_results, tf.compat.v1.local_variables())
+        local = {variable.op for variable in itertools.chain.from_iterable(parts)}
+        return all(map(writes, changing)) and local.issuperset(written_by(changing))
 
     def _is_own(self, operation: tf.Operation) -> bool:
         """Returns whether an operation reads or writes a resource of this batch alone."""

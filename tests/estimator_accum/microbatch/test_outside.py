@@ -367,6 +367,31 @@ def test_known_hooks_read_the_last_batch_at_the_end(kind):
         np.testing.assert_allclose(ours[key], value, 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("is_resource", [True, False])
+def test_a_streaming_metric_is_logged_at_the_end(is_resource):
+    """It counts the last batch again, where a plain run counts another batch."""
+    logged = []
+
+    def model_fn(features, labels, mode):
+        v1.get_variable_scope().set_use_resource(is_resource)
+        spec = _with_tensors("own")(features, labels, mode)
+        scores = spec.predictions["scores"]
+        v1.metrics.mean(scores - labels, updates_collections="of the metric")
+        return spec
+
+    def train_with(model_fn):
+        def hooks_of(fetches):
+            (update,) = v1.get_collection("of the metric")
+            options = {"every_n_iter": 2, "at_end": True, "formatter": logged.append}
+            return [v1.train.LoggingTensorHook({"mean": update}, **options)]
+
+        _train_constant(hooks_of, model_fn)
+        return [logged.pop(0)["mean"] for _ in range(3)]
+
+    theirs = train_with(model_fn)
+    np.testing.assert_allclose(train_with(cut(model_fn)), theirs, 1e-5, 1e-6)
+
+
 def _centered(way):
     """Returns a model_fn that combines examples before its loss, in two passes."""
 
