@@ -1,5 +1,6 @@
 """`AccumulatingOptimizer`: accumulation as a `tf.compat.v1.train.Optimizer`."""
 
+import inspect
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.replica_context import check_replica_context
 from estimator_accum.core.trained import check_trained
-from estimator_accum.core.v1_optimizers import changes_gradients
+from estimator_accum.core.v1_optimizers import changes_gradients, takes
 from estimator_accum.core.window import make_train_op
 from estimator_accum.graph.internals import trackable_children
 
@@ -111,7 +112,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         if not callable(loss) and not is_own:
             loss = check_loss(loss)
         with without_interception():
-            pairs = list(self._optimizer.compute_gradients(loss, *args, **kwargs))
+            options = self._without_defaults(kwargs)
+            pairs = list(self._optimizer.compute_gradients(loss, *args, **options))
         clock = clock_of(self._options.inside(current_batch()))
         if is_own and makes_mean(clock) and not _has_examples(loss):
             gradients = [gradient for gradient, _ in pairs if gradient is not None]
@@ -180,6 +182,20 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         train_op = make_train_op(options, clock, micro_batch, global_step)
         look_at_changes(multipliers, get_windows)
         return train_op
+
+    def _without_defaults(self, kwargs: dict) -> dict:
+        """Returns arguments that the wrapped optimizer takes, or that a caller has set.
+
+        `minimize` of TensorFlow names all arguments of its own `compute_gradients`.
+        """
+        usual = inspect.signature(tf.compat.v1.train.Optimizer.compute_gradients)
+        return {
+            name: value
+            for name, value in kwargs.items()
+            if takes(self._optimizer, name)
+            or name not in usual.parameters
+            or value is not usual.parameters[name].default
+        }
 
     def get_slot(self, var, name: str) -> tf.Variable | None:
         """Returns the wrapped optimizer's slot."""

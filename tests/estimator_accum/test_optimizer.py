@@ -279,9 +279,14 @@ class _HandsOn(v1.train.GradientDescentOptimizer):
 @pytest.mark.once
 @pytest.mark.usefixtures("fresh_graph")
 @pytest.mark.parametrize("optimizer", [_OfFewArguments, _HandsOn])
-def test_an_optimizer_needs_no_gates(optimizer):
+@pytest.mark.parametrize("way", ["train op", "optimizer"])
+def test_an_optimizer_needs_no_gates(way, optimizer):
     x = v1.get_variable("x", initializer=0.0)
-    train_op = make_accumulating_train_op(2.0 * x, optimizer(1.0), 2)
+    if way == "train op":
+        train_op = make_accumulating_train_op(2.0 * x, optimizer(1.0), 2)
+    else:
+        step = v1.train.get_or_create_global_step()
+        train_op = AccumulatingOptimizer(optimizer(1.0), 2).minimize(2.0 * x, step)
     session = start_session()
     for _ in range(2):
         session.run(train_op)
