@@ -175,7 +175,8 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
     For `TrainSpec(hooks=...)` of each task, in scripts of your own. The process ends
     with exit code 75 if `global_step` stays for `watchdog_secs`, since all tasks must be
     started again, or with 2 if the data of another worker has ended, which the last line
-    of the log names. In a process alone the hook does nothing.
+    of the log names. In a process alone, or with an evaluator alone, the
+    hook does nothing.
 
     Args:
         model_dir: Folder of the Estimator, which all tasks share.
@@ -204,10 +205,11 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
         if self._watchdog is not None:  # of a session that could not be created
             self._watchdog.stop()
         self._cluster, self._watchdog = cluster, None
-        if cluster.num_tasks == 1 or cluster.is_evaluator:
+        others = cluster.num_workers - 1 + len(cluster.servers)
+        if not others or cluster.is_evaluator:  # nobody waits for an evaluator
             return
         self._global_step = tf.compat.v1.train.get_global_step()
-        self._furthest, self._is_running = -1, False
+        self._furthest, self._is_running, self._has_ended = -1, False, False
         end = self._end_of(cluster.name)
         if tf.io.gfile.exists(end):
             tf.io.gfile.remove(end)
@@ -244,6 +246,7 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
         if self._watchdog is None:
             return
         self._watchdog.beat()
+        self._has_ended = True
         if self._is_running and not self._cluster.servers:  # the data has ended
             global_step = session.run(self._global_step)
             with tf.io.gfile.GFile(self._end_of(self._cluster.name), "w") as file:
@@ -267,7 +270,13 @@ class WatchdogHook(tf.compat.v1.train.SessionRunHook):
         return ends
 
     def _find_reason(self) -> str | None:
-        """Returns the sentence about another worker whose data has ended."""
+        """Returns the sentence about another worker whose data has ended.
+
+        After its own end a task waits for others in the last save alone, which a restart
+        repeats. Steps tell nothing: within a window workers need not wait for each other.
+        """
+        if self._has_ended:
+            return None
         try:
             for name, end in self._ends_of_others().items():
                 if end and end != self._ends_before.get(name):

@@ -224,7 +224,7 @@ def test_a_second_training_with_a_hook_stops_the_watch_of_the_first(
 def test_an_end_of_the_start_before_is_not_believed(tmp_path, monkeypatch, unwatched):
     """A worker that died before it could remove its file is a lost task."""
     _train_as(1, tmp_path, monkeypatch)
-    waiting = _train_as(0, tmp_path, monkeypatch)
+    waiting = _begin_as(0, tmp_path, monkeypatch)
     assert waiting._find_reason() is None
     _train_as(1, tmp_path, monkeypatch)  # ends at the same global_step
     assert "Received: worker 1, whose data has ended" in waiting._find_reason()
@@ -235,6 +235,16 @@ def _set_task(number, monkeypatch) -> None:
     cluster = {"worker": ["a:1", "b:2"]}
     task = {"cluster": cluster, "task": {"type": "worker", "index": number}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+
+
+def _begin_as(number, folder, monkeypatch):
+    """Returns the hook of a worker of 2 that waits in its training."""
+    _set_task(number, monkeypatch)
+    hook = WatchdogHook(folder, 10**6)
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+        hook.begin()
+    return hook
 
 
 def _train_as(number, folder, monkeypatch, size=3, in_cluster=True):
@@ -261,12 +271,11 @@ def test_a_worker_whose_data_ends_before_the_others_is_named(tmp_path, monkeypat
     codes, logged = [], []
     monkeypatch.setattr(watchdog_module.os, "_exit", codes.append)
     monkeypatch.setattr(watchdog_module._logger, "error", lambda *a: logged.append(a))
-    waiting = _train_as(0, tmp_path, monkeypatch, size=2)
+    waiting = _begin_as(0, tmp_path, monkeypatch)
+    waiting._watchdog.stop()  # this test looks in its place
     ended = _train_as(1, tmp_path, monkeypatch)
     assert ended._find_reason() is None  # its own end
-    for hook in (ended, waiting):
-        assert hook._watchdog._is_stopped.wait(60)  # its session is closed
-    waiting._watchdog.stop_when(lambda: False)  # as if it still waited
+    assert ended._watchdog._is_stopped.wait(60)  # its session is closed
     sentence = (
         "Received: worker 1, whose data has ended at global_step 3, while worker 0"
     )
@@ -279,6 +288,25 @@ def test_a_worker_whose_data_ends_before_the_others_is_named(tmp_path, monkeypat
     waiting._watchdog._is_stopped = _Looks(tmp_path, 0, 1)
     waiting._watchdog._watch()
     assert EXIT_AGAIN in codes
+
+
+@pytest.mark.once
+def test_workers_whose_data_has_ended_start_again_if_one_is_lost_in_the_last_save(
+    tmp_path, monkeypatch, unwatched
+):
+    surviving = _train_as(0, tmp_path, monkeypatch)
+    _train_as(1, tmp_path, monkeypatch)
+    assert surviving._find_reason() is None
+
+
+@pytest.mark.once
+def test_a_chief_with_an_evaluator_alone_has_no_watch(tmp_path, monkeypatch):
+    cluster = {"chief": ["a:1"], "evaluator": ["b:2"]}
+    task = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    hook = WatchdogHook(tmp_path, 10**6)
+    hook.begin()
+    assert hook._watchdog is None
 
 
 @pytest.mark.once
