@@ -103,7 +103,7 @@ def _micro_batch_number(batch) -> tf.Tensor:
                 serial = serial * _MOST_EXAMPLES + batch.begin
         numbers[key] = serial
         if _number() is None:  # else each batch has another one
-            note_draws(outermost_graph())
+            note_draws(outermost_graph(), serial)
     return numbers[key]
 
 

@@ -35,9 +35,14 @@ def note_hooks(graph: tf.Graph) -> None:
     mark_graph(graph, _HOOKS)
 
 
-def note_draws(graph: tf.Graph) -> None:
-    """Notes that random numbers in a graph are drawn by the number of its micro-step."""
-    mark_graph(graph, _DRAWS)
+def note_draws(graph: tf.Graph, number: tf.Tensor) -> None:
+    """Notes that random numbers in a graph are drawn by the number of its micro-step.
+
+    Args:
+        graph: The outermost graph.
+        number: The number, in this graph or in one of its functions.
+    """
+    value_of_graph(graph, _DRAWS, []).append(number.op)
 
 
 def look_at_changes(changes: Sequence, get_windows: Callable) -> None:
@@ -82,7 +87,7 @@ def look_at_train_op(
                 return  # an evaluation
             warn_of_micro_step_writes(graph, writers, get_windows())
             if has_mark(graph, _DRAWS) and not has_mark(graph, _WARNED):
-                _warn_of_equal_draws(graph)
+                _warn_of_equal_draws(graph, window, get_windows())
             if _takes_hooks(graph) and not has_mark(graph, _HOOKS):
                 _warn_of_missing_hooks(graph, window.name)
 
@@ -127,22 +132,47 @@ def _check_other_writes(
             )
 
 
-def _warn_of_equal_draws(graph: tf.Graph) -> None:
-    """Warns if nothing moves the global step from which random numbers are drawn."""
+def _warn_of_equal_draws(graph: tf.Graph, window, windows: list) -> None:
+    """Warns if a train op does not move the step from which its numbers are drawn.
+
+    What a `session.run` fetches beside the train op is not known here. So an operation
+    that belongs to no train op may run with each micro-step, and is believed to do so;
+    one of another train op, such as that of a GAN's other network, is not.
+    """
     step = find_global_step()
     if step is None:
         return
-    for operation in writers_of(graph.get_operations()).get(step.op, ()):
-        read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
-        if operation.type not in SETTERS or step.op in read:
-            return
+    writers, draws = micro_step_writers(graph, windows), getattr(graph, _DRAWS)
+    own = MicroStepWriters(graph, [window.is_boundary])
+    movers = _movers(graph, step.op, writers)
+    if any(map(own.runs, draws)):
+        movers = [op for op in movers if own.runs(op) or not writers.runs(op)]
+    elif all(draw.graph is graph for draw in draws):  # in a function it may be of this
+        return
+    if movers:
+        return
     mark_graph(graph, _WARNED)
     _logger.warning(
         "%s must move with every micro-step, since micro_batch_seed counts by it. "
-        "Received: no operation that moves it, so every micro-step draws the same random "
-        "numbers. Pass it to minimize or apply_gradients as `global_step`.",
+        "Received: the train op %s, which does not move it, so its micro-steps between "
+        "two moves draw the same random numbers. Pass it to minimize or apply_gradients "
+        "as `global_step`.",
         step.name,
+        window.name,
     )
+
+
+def _movers(
+    graph: tf.Graph, step: tf.Operation, writers: MicroStepWriters
+) -> list[tf.Operation]:
+    """Returns operations that move a step, and do not do so with an update alone."""
+    operations = writers_of(graph.get_operations()).get(step, ())
+
+    def moves(operation: tf.Operation) -> bool:
+        read = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+        return operation.type not in SETTERS or step in read
+
+    return [op for op in operations if moves(op) and not writers.is_in_update(op)]
 
 
 def _takes_hooks(graph: tf.Graph) -> bool:

@@ -93,19 +93,36 @@ def test_micro_batches_of_one_batch_have_seeds_of_their_own(moves):
         ("by nothing", True),
         ("by an assignment", False),
         ("to a constant", True),
+        ("by the other optimizer", True),
+        ("by the other optimizer, in the same run", False),
+        ("with the update", True),
     ],
 )
 @pytest.mark.parametrize("is_reference", [True, False])
 def test_a_step_that_nothing_moves_is_warned_of(
     move, is_warned_of, is_reference, fresh_graph, caplog
 ):
-    v1.get_variable_scope().set_use_resource(not is_reference)
+    is_in_branch = move == "with the update"  # which takes no reference
+    v1.get_variable_scope().set_use_resource(is_in_branch or not is_reference)
     step = v1.train.get_or_create_global_step()
     x = v1.get_variable("x", initializer=1.0, use_resource=True)
     loss = x * tf.random.stateless_uniform([], micro_batch_seed("a"))
-    optimizers = [AccumulatingOptimizer(sgd(), 2, name=name) for name in "ab"]
-    moved = step if move == "by the optimizer" else None
-    train_ops = [optimizer.minimize(loss, moved) for optimizer in optimizers]
+    moved = {"a": None, "b": None}
+    if move == "by the optimizer":
+        moved = {"a": step, "b": step}
+    if move.startswith("by the other optimizer"):
+        moved["b"] = step
+
+    def after_update_ops():
+        return [step.assign_add(1)] if is_in_branch else []
+
+    options = {"after_update_ops": after_update_ops}
+    train_ops = [
+        AccumulatingOptimizer(sgd(), 2, name=name, **options).minimize(loss, own)
+        for name, own in moved.items()
+    ]
+    if move.endswith("in the same run"):
+        train_ops = [tf.group(train_ops)]
     if move == "by an assignment":
         v1.assign(step, step + 1)
     if move == "to a constant":
@@ -116,6 +133,7 @@ def test_a_step_that_nothing_moves_is_warned_of(
         "global_step:0 must move with every micro-step, since micro_batch_seed counts"
     )
     assert caplog.text.count(words) == is_warned_of
+    assert caplog.text.count("Received: the train op a, which") == is_warned_of
 
 
 def test_replicas_have_seeds_of_their_own():
