@@ -67,7 +67,7 @@ class Phases:
         self._batches = batches
         self._graph = tf.compat.v1.get_default_graph()
         self.all = [[Part(batch, Interception(batch)) for batch in batches]]
-        self._tops, self._reads = [], {}  # of sums, by the phase that has them
+        self._requests, self._reads = [], {}  # of sums, by the phase that has them
 
     def gradients(self, request: Request) -> list:
         """Returns the gradients of a call, in its phase."""
@@ -79,9 +79,10 @@ class Phases:
         if any(top.graph is not self._graph for top in request.tops):
             return self._parts[0].interception.gradients(request)  # as in no phase
         check_first_order(request.ys, reads)
-        self._tops += request.tops
+        self._requests.append((request.tops, None))
         times = self.times()
         number, replica = times.of_tensors(request.tops), times.replica_of(request.tops)
+        self._requests[-1] = request.tops, number
         while number >= len(self.all):
             again = [batch.again() for batch in self._batches]
             self.all.append([Part(batch, Interception(batch)) for batch in again])
@@ -98,7 +99,23 @@ class Phases:
         for batch in self._batches:
             handles |= {write.inputs[0].op for write in batch.stage[1]}
         of_batches = [of_batch(batch) for batch in self._batches]
-        return Times(self._graph, of_batches, self._tops, self._reads, handles)
+        tops = [top for tops, _ in self._requests for top in tops]
+        return Times(self._graph, of_batches, tops, self._reads, handles)
+
+    def check(self, times: "Times") -> None:
+        """Raises ValueError if a gradient is no longer in its phase.
+
+        Args:
+            times: When operations run in the whole step.
+        """
+        for tops, number in self._requests:
+            if number not in (None, times.of_tensors(tops)):
+                raise ValueError(
+                    "The gradient of a loss must be taken before a variable is changed by "
+                    "what is computed from the loss. Received: a gradient of "
+                    f"{tops[0].name}, which sees such a change whose own gradient comes "
+                    "later. Take that gradient before the change."
+                )
 
     @property
     def _parts(self) -> list[Part]:
@@ -141,11 +158,15 @@ class Times:
             if WRITERS_OF_TABLES.search(operation.type):
                 for table in self._variables(operation):
                     self._writers.setdefault(table, []).append(operation)
+        self._looking_up = {}
+        for operation in operations:  # reads by others are handed on
+            if operation in self.of_batch:
+                for variable in self._variables(operation):
+                    self._looking_up.setdefault(variable, []).append(operation)
         self._forward = ancestors(t.op for t in tops)
-        self.late, self._times = set(), {}
-        changing = {*self.changes}
+        self.late, self._times, self._changing = set(), {}, {*self.changes}
         for operation in in_order(operations, self._before):
-            self._times[operation] = self._time(operation, operation in changing)
+            self._times[operation] = self._time(operation)
 
     def of_tensors(self, tensors: Iterable[tf.Tensor]) -> int:
         """Returns the phase whose passes compute tensors."""
@@ -176,9 +197,42 @@ class Times:
             )
         return replicas[0] if replicas else 0
 
-    def is_overwritten(self, operation: tf.Operation, phase: int) -> bool:
+    def is_as_before(self, operation: tf.Operation, phase: int) -> bool:
+        """Returns whether a phase may run an operation of an earlier one.
+
+        Not so if it reads sums, which are cleared, or a variable that is another one by
+        then, and not if it waits for a change, which would be made again.
+        """
+        if operation not in self._times or self.of(operation) >= phase:
+            return True
+        waits = any(other in self._changing for other in operation.control_inputs)
+        is_read = operation in self._reads
+        return not (is_read or waits or self._is_overwritten(operation, phase))
+
+    def is_in_passes(self, operation: tf.Operation) -> bool:
+        """Returns whether micro-batches compute an operation."""
+        return operation in self.of_batch and operation not in self.late
+
+    def cut_waits(self, passes: Iterable[tf.Operation]) -> None:
+        """Has micro-batches and later phases wait for no change: it has been made.
+
+        Args:
+            passes: The operations of micro-batches, with all that they need.
+        """
+        for operation in self._times:
+            waits = operation.control_inputs
+            stays = [
+                other
+                for other in waits
+                if other not in self._changing
+                or (operation not in passes and self.of(other) >= self.of(operation))
+            ]
+            if len(stays) < len(waits):
+                set_control_inputs(operation, stays)
+
+    def _is_overwritten(self, operation: tf.Operation, phase: int) -> bool:
         """Returns whether an operation reads a variable that is another one by a phase."""
-        place = self._places.get(operation, len(self._places))
+        place = self._places[operation]
         return any(
             self._places[writer] > place and self._times[writer] < phase
             for variable in self._variables(operation)
@@ -186,43 +240,46 @@ class Times:
             if writer is not operation
         )
 
-    def _time(self, operation: tf.Operation, is_change: bool) -> int:
+    def _time(self, operation: tf.Operation) -> int:
         if operation in self._reads:
             return self._reads[operation]
         times = [(op, self._times.get(op, _BEFORE)) for op in self._before(operation)]
-        passes = [time for op, time in times if self._is_in_passes(op)]
-        others = [time for op, time in times if not self._is_in_passes(op)]
+        passes = [time for op, time in times if self.is_in_passes(op)]
+        others = [time for op, time in times if not self.is_in_passes(op)]
         after = max(others, default=_BEFORE)
-        if is_change:
-            return max(0, after, *passes)
-        if operation not in self.of_batch:
+        is_change = operation in self._changing
+        if not is_change and operation not in self.of_batch:
             return max(after, *passes, _BEFORE)
         replicas = sum(operation in of for of in self._of_batches)
-        if operation not in self._forward and (after != _BEFORE or replicas > 1):
+        runs_once = is_change or after != _BEFORE or replicas > 1
+        is_apart = operation in self.of_batch and operation not in self._forward
+        if is_apart and runs_once:
             self.late.add(operation)
+        if is_change or operation in self.late:
             return max(0, after, *passes)
         return max(0, after + 1, *passes)
 
-    def _is_in_passes(self, operation: tf.Operation) -> bool:
-        return operation in self.of_batch and operation not in self.late
-
     def _needed_in_pass(self, operation: tf.Operation) -> int:
         time = self._times[operation]
-        return time if self._is_in_passes(operation) else time + 1
+        return time if self.is_in_passes(operation) else time + 1
 
     def _before(self, operation: tf.Operation) -> list[tf.Operation]:
         """Returns the operations that come before another one in the step."""
         if operation in self._reads:
             return []
-        return [*needed_by(operation), *self._earlier_writers(operation)]
+        earlier = self._earlier(operation, self._writers)
+        if operation in self._changing:
+            earlier += self._earlier(operation, self._looking_up)
+        return [*needed_by(operation), *earlier]
 
-    def _earlier_writers(self, operation: tf.Operation) -> list[tf.Operation]:
+    def _earlier(self, operation: tf.Operation, users: dict) -> list[tf.Operation]:
+        """Returns the users of an operation's variables that come before it."""
         place = self._places[operation]
         return [
-            writer
+            user
             for variable in self._variables(operation)
-            for writer in self._writers.get(variable, ())
-            if self._places[writer] < place
+            for user in users.get(variable, ())
+            if self._places[user] < place
         ]
 
     def _variables(self, operation: tf.Operation) -> set[tf.Operation]:
@@ -235,13 +292,3 @@ def _shows(operation: tf.Operation, library: dict) -> bool:
     """Returns whether an operation, or one that it calls, shows or checks something."""
     inner = nodes_of(functions_of(operation), library)
     return operation.type in SHOWING or any(node.op in SHOWING for node in inner)
-
-
-def cut_waits(times: Times, passes: Iterable[tf.Operation]) -> None:
-    """Has micro-batches wait for no change: it has been made, in an earlier phase."""
-    changing = {*times.changes}
-    for operation in passes:
-        waits = operation.control_inputs
-        stays = [other for other in waits if other not in changing]
-        if len(stays) < len(waits):
-            set_control_inputs(operation, stays)

@@ -6,6 +6,7 @@
 See phases.py for the order of events, and once_per_batch.py for one phase.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,9 +31,12 @@ from estimator_accum.microbatch.own_optimizer.phases import (
     Part,
     Phases,
     Times,
-    cut_waits,
 )
-from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
+from estimator_accum.microbatch.repeatable import (
+    draw_by_number,
+    is_repeatable,
+    make_repeatable,
+)
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
 
 
@@ -43,7 +47,7 @@ class StepPhase(NamedTuple):
         replicas: What a runner runs.
         results: Results of the step that this phase computes, by their numbers.
         changes: Operations that run once, after the passes.
-        kept: Values of variables that this phase reads, and that later ones need.
+        kept: Values that this phase computes, and that later ones need.
     """
 
     replicas: list[ReplicaBatch]
@@ -69,6 +73,7 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
         results = [tf.identity(result) for result in build()]
     models = _for_each(phases, lambda i, part: complete_model(*part))
     times = phases.times()
+    phases.check(times)
     plans = _divide(times, phases, models, [result.op for result in results])
     fed = [tensor for plan in plans for tensor in plan.fed]
     fed = list({tensor.ref(): tensor for tensor in fed}.values())
@@ -97,17 +102,14 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
             return complete(part.batch, **model.parts(values, _losses(part)))
 
     replicas = _for_each(phases, complete_part, models, values)
-    built, kept, returned = [], {}, {result.op for result in results}
+    kept = _handed_on(times, replicas, plans)
+    built, returned = [], {result.op for result in results}
     for i, plan in enumerate(plans):
-        needed = _needed(replicas[i], plan)
-        kept |= {op: None for op in needed if times.is_overwritten(op, i)}
         ready = {n: r for n, r in enumerate(results) if _number(times, r.op) == i}
         changes = [operation for operation in plan.roots if operation not in returned]
         changes += [operation for model in models[i] for operation in model.clear]
-        built.append(StepPhase(replicas[i], ready, changes, []))
-    for operation in kept:
-        _check_kept(times, operation)
-        built[_number(times, operation)].kept.extend(operation.outputs)
+        tensors = [tensor for operation in kept[i] for tensor in operation.outputs]
+        built.append(StepPhase(replicas[i], ready, changes, tensors))
     return built
 
 
@@ -137,7 +139,7 @@ def _divide(
     works = [[part.batch.works for part in parts] for parts in phases.all]
     total = [work.total for row in works for work in row]
     passes = [op for work in total for op in (*work.micro_ops, *work.once)]
-    cut_waits(times, ancestors(passes))
+    times.cut_waits(ancestors(passes))
     inside = ancestors(passes)  # without the changes that they waited for
     once = [operation for operation in times.changes if operation not in inside]
     library, plans = library_of_functions(), []
@@ -160,14 +162,62 @@ def _number(times: Times, operation: tf.Operation) -> int:
     return max(0, times.of(operation))
 
 
-def _needed(replicas: list[ReplicaBatch], plan: BatchPlan) -> dict:
-    """Returns all operations that a phase runs."""
-    ends = {tensor.op for tensor in plan.fed}
-    operations = ancestors(plan.roots, lambda operation: operation not in ends)
-    for replica in replicas:
-        shown, work = [value.op for _, value in replica.reported], replica.total
-        operations |= ancestors([*work.micro_ops, *work.once, *shown])
-    return operations
+def _handed_on(
+    times: Times, replicas: list[list[ReplicaBatch]], plans: list[BatchPlan]
+) -> list[dict]:
+    """Returns the operations of each phase whose results later ones get.
+
+    Raises:
+        ValueError: If micro-batches of a later phase need such a result.
+    """
+    library, kept, number = library_of_functions(), [{} for _ in plans], -1
+    while number < sum(map(len, kept)):  # those of later phases may need others
+        number, first = sum(map(len, kept)), {}
+        for i, plan in enumerate(plans):
+            runs = functools.cache(
+                functools.partial(_runs, times, library, first, kept, i)
+            )
+            ends = {tensor.op for tensor in plan.fed}
+            starts = filter(runs, [*plan.roots, *kept[i]])
+            inside = functools.partial(_runs_beyond, runs, ends)
+            ancestors(starts, inside)
+            for replica in replicas[i]:
+                shown, work = [value.op for _, value in replica.reported], replica.total
+                ancestors([*work.micro_ops, *work.once, *shown], runs)
+    return kept
+
+
+def _runs(
+    times: Times,
+    library: dict,
+    first: dict,
+    kept: list[dict],
+    phase: int,
+    operation: tf.Operation,
+) -> bool:
+    """Returns whether a phase runs an operation itself; if not, notes it in `kept`.
+
+    Args:
+        times: When operations run.
+        library: Definitions of functions by name.
+        first: The first phase that runs an operation, which grows.
+        kept: The operations of each phase that later ones get, which grow.
+        phase: The phase.
+        operation: The operation.
+    """
+    if times.is_as_before(operation, phase):
+        source = first.setdefault(operation, phase)
+        if source == phase or is_repeatable(operation, library):
+            return True
+    else:
+        source = _number(times, operation)
+    _check_kept(times, operation)
+    kept[source][operation] = None
+    return False
+
+
+def _runs_beyond(runs: Callable, ends: set, operation: tf.Operation) -> bool:
+    return operation not in ends and runs(operation)
 
 
 def _draw_again(part: Part, has_more: bool) -> None:
@@ -187,7 +237,7 @@ def _draw_again(part: Part, has_more: bool) -> None:
 
 def _check_kept(times: Times, operation: tf.Operation) -> None:
     """Raises ValueError if rows of a variable are needed after it has changed."""
-    if operation in times.of_batch:
+    if times.is_in_passes(operation):
         raise ValueError(
             "A variable that examples look up must not change before the last gradient "
             f"that needs the rows. Received: {operation.name}. Look them up again after "

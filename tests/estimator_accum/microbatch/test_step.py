@@ -23,6 +23,7 @@ _RANDOM = np.random.RandomState(0)
 _X = _RANDOM.randn(23, 6)
 _Y = _RANDOM.randn(23, 2)
 _CLASSES = _RANDOM.randint(0, 3, 23)
+_IDS = np.random.RandomState(5).randint(0, 11, (23, 3))
 _LIMIT = 1e-14
 
 
@@ -229,8 +230,70 @@ def _statistics():
     return step, [*kernels, moving], (_X, _CLASSES)
 
 
+def _of_looked_up(kernels, ids):
+    rows = tf.reduce_mean(tf.gather(kernels[0], ids), 1)
+    return tf.reduce_mean((rows @ kernels[1]) ** 2 + rows[:, :1])
+
+
+def _predictor_and_corrector():
+    """Heun's method, whose second update has the slices of both gradients."""
+    kernels = [_weights(11, 4), _weights(4, 1)]
+
+    def gradients(ids):
+        with tf.GradientTape() as tape:
+            loss = _of_looked_up(kernels, ids)
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, kernels)]
+
+    def step(ids):
+        first = gradients(ids)
+        for variable, gradient in zip(kernels, first, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        for variable, old, new in zip(kernels, first, gradients(ids), strict=True):
+            variable.assign_add(0.05 * (old - new))
+
+    return step, kernels, (_IDS,)
+
+
+def _adversarial_words():
+    """The fast gradient method: a table is moved, and moved back after the look-ups."""
+    kernels = [_weights(11, 4), _weights(4, 1)]
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = _of_looked_up(kernels, ids)
+        gradient = tf.convert_to_tensor(tape.gradient(loss, kernels[0]))
+        move = 0.2 * gradient / tf.norm(gradient)
+        kernels[0].assign_add(move)
+        with tf.GradientTape() as tape:
+            loss = _of_looked_up(kernels, ids)
+        gradients = tape.gradient(loss, kernels)
+        kernels[0].assign_sub(move)
+        for variable, gradient in zip(kernels, gradients, strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    return step, kernels, (_IDS,)
+
+
+def _noise_on_weights():
+    """Noise is added before the gradient and taken back after it."""
+    kernel, generator = _weights(6, 3), tf.random.Generator.from_seed(1)
+
+    def step(x):
+        noise = generator.normal([6, 3], dtype=tf.float64)
+        kernel.assign_add(noise)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ kernel) ** 2)
+        kernel.assign_sub(noise + 0.1 * tape.gradient(loss, kernel))
+
+    return step, [kernel, generator.state], (_X,)
+
+
 _STEPS = [
     _contrast,
+    _predictor_and_corrector,
+    _adversarial_words,
+    _noise_on_weights,
     _critic_and_generator,
     _both_losses_first,
     _normalized_targets,
@@ -260,6 +323,29 @@ def test_a_step_trains_as_on_the_batch_at_once(make, number):
     ours = _run(make, lambda step: microbatch_step(step, number))
     for one, other in zip(whole, ours, strict=True):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+def test_a_gradient_that_comes_after_a_change_by_its_loss_is_refused():
+    kernels = [_weights(6, 1) for _ in range(3)]
+    scale = tf.Variable(np.float64(1))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            first = tf.reduce_mean((x @ kernels[0]) ** 2)
+        kernels[0].assign_sub(tape.gradient(first, kernels[0]))
+        with tf.GradientTape() as late:
+            second = tf.reduce_mean((x @ kernels[0]) * (x @ kernels[1]))
+        scale.assign(0.9 * scale + second)
+        with tf.GradientTape() as tape:
+            third = tf.reduce_mean((x @ kernels[2]) ** 2) / scale
+        kernels[2].assign_sub(tape.gradient(third, kernels[2]))
+        kernels[1].assign_sub(late.gradient(second, kernels[1]))
+        return third
+
+    with pytest.raises(
+        ValueError, match="must be taken before a variable is changed by"
+    ):
+        microbatch_step(step, 4)(_X)
 
 
 def test_one_micro_batch_is_the_step_itself():
