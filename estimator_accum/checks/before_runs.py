@@ -143,10 +143,10 @@ def _warn_of_equal_draws(graph: tf.Graph, window, windows: list) -> None:
     if step is None:
         return
     writers, draws = micro_step_writers(graph, windows), getattr(graph, _DRAWS)
-    own = MicroStepWriters(graph, [window.is_boundary])
+    of_window = MicroStepWriters(graph, [window.is_boundary])
     movers = _movers(graph, step.op, writers)
-    if any(map(own.runs, draws)):
-        movers = [op for op in movers if own.runs(op) or not writers.runs(op)]
+    if any(map(of_window.runs, draws)):
+        movers = [op for op in movers if of_window.runs(op) or not writers.runs(op)]
     elif all(draw.graph is graph for draw in draws):  # in a function it may be of this
         return
     if movers:

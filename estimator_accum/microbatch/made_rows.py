@@ -3,8 +3,8 @@
     x * tf.zeros([x.shape[0], 8])    x[begin:end] * tf.zeros([N, 8])[begin:end]
 
 Where such a value meets a tensor whose size there is known of the batch alone, both sizes
-must be equal, or the step itself fails: outside of functions, branches and loops. So each row of the value belongs to an example, or
-to as many rows for each example. An operation that combines examples gets all rows.
+must be equal, or the step itself fails: outside of functions, branches and loops. So each
+row of the value belongs to an example, or to as many rows for each example. An operation that combines examples gets all rows.
 
     tf.reshape(x, [N, 4, 2])    tf.reshape(x, [-1, 4, 2])
 
@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.interception import is_interception_off
@@ -67,7 +68,7 @@ class _Rows:
     def _target_of(self, tensor, target):
         """Returns the target of a reshape, without the number of examples in the batch."""
         shape, sizes = tensor.shape, tf.get_static_value(target, partial=True)
-        if shape.rank is None or None not in shape.as_list() or sizes is None:
+        if shape.rank is None or None not in shape.as_list() or not np.ndim(sizes):
             return target
         sizes = [None if size is None else int(size) for size in sizes]
         pairs = [
@@ -123,12 +124,10 @@ class _Rows:
         if not is_same:
             self._sizes.are_read = are_read  # by chance a multiple
             return None
-        if _is_repeated(tensor, axis):
-            return _repeated(tensor, axis, tf.shape(other)[place])
         tensor = in_graph(tensor)
-        key = tensor.ref(), batch.begin.ref()
+        key = tensor.ref(), axis, batch.begin.ref()
         if key not in self._are_fixed:
-            self._are_fixed[key] = _is_fixed(tensor, batch)
+            self._are_fixed[key] = _is_fixed(tensor, axis, batch)
         if not self._are_fixed[key]:
             return None
         # Not kept: a tape sees the slices that are made while it watches.
@@ -141,25 +140,6 @@ def _needed(pairs: list, tensor: tf.Tensor) -> list:
     """Returns those (batch, ...) that a tensor is computed from."""
     needed = data_ancestors([tensor.op]) if pairs else ()
     return [(batch, n) for batch, n in pairs if batch.begin.op in needed]
-
-
-def _is_repeated(tensor, axis: int) -> bool:
-    """Returns whether a tensor is another one, of a single row, many times."""
-    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "op"):
-        return False
-    if tensor.op.type not in ("BroadcastTo", "Tile"):
-        return False
-    row, rank = tensor.op.inputs[0].shape, tensor.shape.rank
-    return row.rank == rank and row[axis] == 1
-
-
-def _repeated(tensor: tf.Tensor, axis: int, times: tf.Tensor) -> tf.Tensor:
-    """Returns the same of so many rows; gradients flow through, as a token's."""
-    row, numbers = tensor.op.inputs
-    numbers = tf.unstack(numbers, tensor.shape.rank)
-    numbers[axis] = tf.cast(times, numbers[axis].dtype)
-    function = tf.tile if tensor.op.type == "Tile" else tf.broadcast_to
-    return function(row, tf.stack(numbers))
 
 
 def _without_number(
@@ -176,6 +156,8 @@ def _without_number(
 
     Returns: Sizes, None where they are not known; None if none of them is the batch's.
     """
+    if 0 in [*whole, *target]:
+        return None  # of which TensorFlow infers no size
     rows, before = whole[axis], math.prod(whole[:axis])
     leading = list(itertools.takewhile(lambda size: size and size > 0, target))
     places = [
@@ -183,30 +165,43 @@ def _without_number(
         for place, size in enumerate(leading)
         if math.prod(leading[:place]) == before and size % number == 0
     ]
-    if not places or rows is None or rows % number:
-        return None
+    if not places or rows is None or rows % number or places[0] == len(target) - 1 > 0:
+        return None  # layers need their last size
     (place,), new = places, list(target)
     if target[place] == rows:
         new[place] = tf.shape(tensor)[axis]
         return new
     if None in [*whole, *target]:
         return None
-    if -1 in target:
-        new[target.index(-1)] = math.prod(whole) // -math.prod(target)
-    elif math.prod(whole) != math.prod(target):
+    rest, others = math.prod(whole), math.prod(size for size in target if size != -1)
+    if rest % others or (-1 not in target and rest != others):
         return None  # TensorFlow refuses it
+    if -1 in target:
+        new[target.index(-1)] = rest // others
     new[place] = -1
     return new
 
 
-def _is_fixed(tensor: tf.Tensor, batch: WholeBatch) -> bool:
-    """Returns whether a tensor is the same for all micro-batches, and not trained."""
+def _is_fixed(tensor: tf.Tensor, axis: int, batch: WholeBatch) -> bool:
+    """Returns whether micro-batches may take rows: all have the same, and no training.
+
+    The rows of one that is trained may be alike.
+    """
     if View(batch, [tensor]).state(tensor) != FIXED:
         return False
     needed = data_ancestors(
         [tensor.op], lambda operation: filter(_derives, operation.inputs)
     )
-    return not any(t.dtype == tf.resource for op in needed for t in op.outputs)
+    is_trained = any(t.dtype == tf.resource for op in needed for t in op.outputs)
+    return not is_trained or _is_repeated(tensor, axis)
+
+
+def _is_repeated(tensor: tf.Tensor, axis: int) -> bool:
+    """Returns whether a tensor is one row, many times, such as a token's."""
+    if tensor.op.type not in ("BroadcastTo", "Tile"):
+        return False
+    row = tensor.op.inputs[0].shape
+    return row.rank == tensor.shape.rank and row[axis] == 1
 
 
 def _derives(tensor: tf.Tensor) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.functions import all_nodes, functions_of, numbers_of
-from estimator_accum.graph.names import WRITERS
+from estimator_accum.graph.names import OF_SHAPES, WRITERS
 from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.patches import Request, intercepting
@@ -28,9 +28,14 @@ from estimator_accum.microbatch.static_sizes import StaticSizes, sizes_of_graph
 
 # Operations that make floating-point numbers, or copies of them, from integers.
 _FROM_INTEGERS = {"BroadcastTo", "Cast", "Fill", "LinSpace", "OneHot", "Tile"}
-# What they make is a constant where the size is static; it is among the numbers.
+# Those that choose among floating-point numbers by integers.
+_BY_INTEGERS = {"ArgMax", "ArgMin", "GatherV2", "Max", "Mean", "Min", "Prod"}
+_BY_INTEGERS |= {"StridedSlice", "Sum", "TopKV2"}
 _LIKE = {"ZerosLike": 0, "OnesLike": 1}
-_CONSTANTS = {"Const", "Fill", *_LIKE}
+# Operations that TensorFlow makes, or not, for one value, since it knows a static size:
+# those that make constants, which are among the numbers, and that move elements.
+_BY_SIZE = {"Const", "Fill", *_LIKE, *OF_SHAPES, "ExpandDims", "Identity", "Pack"}
+_BY_SIZE |= {"Placeholder", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
 
 
 def sizes_of_model_fn(
@@ -101,7 +106,7 @@ def _call(
         try:
             batch = make_batch(_mapped(_placeholder, whole))
             if is_static:
-                _sizes_of(batch, whole)
+                _sizes_of(batch, whole).may_refuse = False
             taking = numbers.taking(lambda request: request.plain())
             with batch.as_current(), sizes.shown(), intercepting(taking):
                 numbers.add(_results_of(build(batch.sliced), batch))
@@ -115,7 +120,7 @@ class Numbers:
 
     Attributes:
         floats: How often each floating-point number occurs.
-        integers: Constants from which floating-point numbers are made. Those of
+        integers: Constants by which floating-point numbers are made or chosen. Those of
             micro-batches are known of a batch of static size, too.
         kinds: How often each type of operation occurs whose results are no integers, and
             each within a function.
@@ -138,20 +143,26 @@ class Numbers:
 
         return take
 
+    def _begins(self, operation: tf.Operation) -> bool:
+        kinds = {*_LIKE, *OF_SHAPES}
+        return operation in self._gradients or operation.type in kinds
+
     def add(self, tensors: Iterable[tf.Tensor]) -> None:
         """Adds the constants from which tensors are computed."""
         operations = data_ancestors(
             [tensor.op for tensor in tensors],
-            lambda op: () if op in self._gradients else op.inputs,
+            lambda op: () if self._begins(op) else op.inputs,
         )
         counts, kinds = collections.Counter(), collections.Counter()
         for operation in operations:
             tensor = next(iter(operation.outputs), None)
-            if operation.type in _FROM_INTEGERS:
+            is_chosen = operation.type in _BY_INTEGERS
+            is_chosen = is_chosen and not operation.inputs[0].dtype.is_integer
+            if operation.type in _FROM_INTEGERS or is_chosen:
                 self.integers |= set(_integers_of(operation))
-            if operation.type in _LIKE:
+            if operation.type in _LIKE and tensor.dtype.is_floating:
                 counts[_LIKE[operation.type]] += 1
-            if operation.type not in _CONSTANTS and not _is_of_integers(operation):
+            if not (_is_of_integers(operation) or _is_by_size(operation)):
                 kinds[operation.type] += 1
             if operation.type == "Const" and tensor.dtype.is_floating:
                 counts.update(numbers_of([operation]))
@@ -159,8 +170,8 @@ class Numbers:
                     self.integers.add(("Const", tuple(tensor.shape)))
         callers = [operation for operation in operations if functions_of(operation)]
         counts |= collections.Counter(numbers_of(callers))
-        inner = (node.op for node in all_nodes(callers)[len(callers) :])
-        kinds.update(kind for kind in inner if kind not in _CONSTANTS)
+        inner = all_nodes(callers)[len(callers) :]
+        kinds.update({n.op for n in inner if not _counts_integers(n)} - _BY_SIZE)
         self.floats += {n: k for n, k in counts.items() if not np.isnan(n)}
         self.kinds += kinds
 
@@ -175,6 +186,25 @@ class Numbers:
 
 def _is_of_integers(operation: tf.Operation) -> bool:
     return all(tensor.dtype.is_integer for tensor in operation.outputs)
+
+
+def _is_by_size(operation: tf.Operation) -> bool:
+    if operation.type == "Mul":  # by ones, where weights may have to be broadcast
+        return any(map(_is_of_ones, operation.inputs))
+    return operation.type in _BY_SIZE
+
+
+def _is_of_ones(tensor: tf.Tensor) -> bool:
+    if tensor.op.type == "OnesLike":
+        return True
+    value = tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor
+    return value.op.type == "Const" and numbers_of([value.op]) == {1.0}
+
+
+def _counts_integers(node) -> bool:
+    """Returns whether a function's node computes with integers."""
+    kind = node.attr["T"].type if "T" in node.attr else 0
+    return bool(kind) and tf.as_dtype(kind).is_integer
 
 
 def _integers_of(operation: tf.Operation) -> Iterator[tuple]:

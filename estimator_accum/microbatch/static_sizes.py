@@ -42,6 +42,7 @@ class StaticSizes:
     Attributes:
         are_read: Whether its code has read one that differs among batches.
         has_rows: Whether the unsplit batch has a static number of examples.
+        may_refuse: Whether a size that cannot be inferred is refused; else it is None.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -49,6 +50,7 @@ class StaticSizes:
         self._copies, self._opaque = {}, set()
         self._parts, self._values = {}, []  # whose keys are places in memory
         self.are_read, self.has_rows, self._has_rank = False, False, True
+        self.may_refuse = True
 
     def add(self, micro_batch: Iterable, wholes: Iterable) -> None:
         """Adds the tensors of a micro-batch.
@@ -145,6 +147,8 @@ class StaticSizes:
             shape = _of_micro_batch(copy)
             if shape.is_fully_defined() or copy.ref() not in self._opaque:
                 return shape
+        if not self.may_refuse:
+            return _of_micro_batch(tensor)
         raise ValueError(
             "The static number of examples must not be read from a tensor that a "
             "function, branch or loop computes, or that is computed and sparse. Received: "

@@ -118,8 +118,8 @@ def test_a_step_that_nothing_moves_is_warned_of(
 
     options = {"after_update_ops": after_update_ops}
     train_ops = [
-        AccumulatingOptimizer(sgd(), 2, name=name, **options).minimize(loss, own)
-        for name, own in moved.items()
+        AccumulatingOptimizer(sgd(), 2, name=name, **options).minimize(loss, counter)
+        for name, counter in moved.items()
     ]
     if move.endswith("in the same run"):
         train_ops = [tf.group(train_ops)]

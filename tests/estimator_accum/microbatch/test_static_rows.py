@@ -80,6 +80,10 @@ _OTHER_NUMBERS = {
         tf.reduce_mean(e) + (tf.reduce_mean(e * tf.reduce_sum(e)) if n > 1 else 0)
     ),
     "factor of one": lambda e, x, n: tf.reduce_mean(e) * (1.0 if n > 1 else 0.0),
+    "largest": lambda e, x, n: tf.reduce_mean(
+        tf.math.top_k(e[:, 0], max(1, n // 2))[0]
+    ),
+    "first": lambda e, x, n: tf.reduce_mean(e[: max(1, n // 2)]),
     "sum in a function": lambda e, x, n: tf.function(
         tf.reduce_sum if n > 1 else tf.reduce_mean
     )(e),
@@ -157,7 +161,13 @@ def test_a_model_fn_reads_none_if_it_computes_with_the_same_numbers(power):
         sizes.append(x.shape[0])
         rows = x.shape[0] or tf.shape(x)[0]  # as google-research/bert
         ones = tf.ones([rows, 1], tf.float64)
-        errors *= tf.reshape(x * ones, [rows, 3, 1])[:, :, 0]
+        steps = tf.reshape(tf.function(tf.tanh)(x) * ones, [rows, 3, 1])
+        steps = v1.layers.dense(steps, 1) + tf.zeros_like(steps)
+        steps = tf.function(lambda t: tf.reshape(t, [rows, 3]))(steps)
+        rows = steps.shape[0] or tf.shape(steps)[0]  # of a function
+        errors *= tf.reshape(steps, [rows, 3])
+        weights = tf.reshape(errors[:, 0], [rows])
+        errors += v1.losses.compute_weighted_loss(weights**2, weights)
         return tf.reduce_mean(errors) / n**power
 
     build(_model_fn(loss), _BATCH)
