@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.computations import computation_of
 from estimator_accum.graph.functions import all_nodes
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
@@ -35,6 +36,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis, in_order
 from estimator_accum.rows.heads import (
+    SELECTING_ROWS,
     Head,
     draw_examples,
     draw_others,
@@ -42,7 +44,7 @@ from estimator_accum.rows.heads import (
     runs_of,
 )
 from estimator_accum.rows.loss_sums import LINEAR, SCALING, SHOWN, is_one_number
-from estimator_accum.rows.sizes import Size
+from estimator_accum.rows.sizes import ONE, Size
 from estimator_accum.rows.states import FIXED, MIXED, SIZES, State
 
 _EXAMPLES = 8
@@ -91,7 +93,8 @@ class Assumption:
 
     A tensor with the batch's length along its first axis is taken for rows, unless it is
     computed from a number of the batch. So the numbers of a loss behind such tensors are
-    right, and ways to join examples before are not seen.
+    right, and ways to join examples before are not seen. Rows that a mask selects are
+    entries, and an analysis finds which are computed from these.
 
     Args:
         loss: The loss.
@@ -110,7 +113,8 @@ class Assumption:
         self._size, self._parts = size, {part.ref() for part in parts}
         joined, sizes = {other.ref() for other in others}, set()
         values = self._parts | joined
-        for operation in in_order([loss.op]):
+        self._operations = in_order([loss.op])
+        for operation in self._operations:
             inputs = {tensor.ref() for tensor in operation.inputs}
             results = {tensor.ref() for tensor in operation.outputs}
             of_values = inputs & values
@@ -122,6 +126,8 @@ class Assumption:
             elif of_values or inputs & sizes:
                 sizes |= results
         self._values, self._sizes, self._joined = values, sizes, joined
+        self._entries = Analysis((), [*parts, *others], self._selected())
+        self._entries.analyze([loss])
 
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is a part of the batch."""
@@ -132,12 +138,39 @@ class Assumption:
         key = tensor.ref()
         if key not in self._values:
             return SIZES if key in self._sizes else FIXED
+        entries = self._entries.state(tensor)
+        if entries.kind == "entries":
+            return entries
+        return self._state_by_length(tensor)
+
+    def _state_by_length(self, tensor: tf.Tensor) -> State:
+        key = tensor.ref()
         if key in self._joined or not tensor.shape.rank:
             return MIXED
         length, size = tensor.shape[0], self._size
         if length is None or size is None:
             return State("rows", 0) if length == size else MIXED
         return MIXED if length % size else State("rows", 0, Size(length // size))
+
+    def _selected(self) -> dict:
+        """Returns the states of selected rows, and of their places, by reference."""
+        states, names = {}, {}
+        for operation in self._operations:
+            if operation.type not in SELECTING_ROWS:
+                continue
+            table, places, *axis = operation.inputs
+            if any(tf.get_static_value(number) != 0 for number in axis):
+                continue
+            where = places.op
+            while where.type in {"Squeeze", *SHOWN, "Identity"}:
+                where = where.inputs[0].op
+            if where.type != "Where" or self._state_by_length(table).kind != "rows":
+                continue
+            (mask,) = where.inputs
+            name = names.setdefault(computation_of(mask), where.name)
+            states[operation.outputs[0].ref()] = State("entries", 0, of=name)
+            states[places.ref()] = State("entries", 0, of=name, distance=ONE)
+        return states
 
 
 def warn_of_unequal_weights(
@@ -347,7 +380,7 @@ class _Verdict:
         one, two = (self._examples(random, draw) for _ in range(2))
         others = draw_others(random, self._head, flag)
         mixed = [dict(others), dict(others)]
-        for tensor, axis, _ in self._head.rows:
+        for tensor, axis, *_ in self._head.rows:
             name = tensor.name
             if draw.shares_wholes and not tensor.dtype.is_floating:
                 two[name] = one[name]
@@ -360,7 +393,7 @@ class _Verdict:
     def _examples(self, random, draw: _Draw) -> dict[str, np.ndarray]:
         values = draw_examples(random, self._head, self._size, draw.low, draw.high)
         shares = random.beta(0.5, 0.5, 2)  # of zeros, in each half: many numbers differ
-        for tensor, axis, _ in self._head.rows:
+        for tensor, axis, *_ in self._head.rows:
             value = values[tensor.name]
             if not draw.has_zeros:
                 continue

@@ -37,6 +37,8 @@ from estimator_accum.graph.walks import control_inputs_of, data_ancestors
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import is_one_number
 
+# Operations that select rows of their first input, by the places in their second one.
+SELECTING_ROWS = {"GatherNd", "GatherV2"}
 _MOST_OPERATIONS = 300  # also those of functions
 _MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have more
 _MOST_STEPS = 50  # from the parts of a batch to a mask
@@ -49,17 +51,21 @@ _LISTS = ("TensorArray", "TensorList", "Stack")
 
 
 class Rows(NamedTuple):
-    """A tensor with rows of examples.
+    """A tensor with rows of examples, or one whose entries are selected from rows.
 
     Attributes:
         tensor: The tensor.
-        axis: Axis of the examples.
+        axis: Axis of the examples, in the rows.
         span: Number of rows for each example.
+        shape: Shape of the rows.
+        selection: The operation that selects entries from its first input; None for rows.
     """
 
     tensor: tf.Tensor
     axis: int
     span: int
+    shape: tf.TensorShape
+    selection: tf.Operation | None = None
 
 
 class Head(NamedTuple):
@@ -109,8 +115,10 @@ def find_head(
             elif state.kind == "fixed":
                 others[tensor.name] = tensor
             else:
-                length = state.span.factor * _LENGTH ** len(state.span.symbols)
-                rows[tensor.name] = Rows(tensor, state.axis, length)
+                rows[tensor.name] = _rows_of(analysis, tensor)
+                if state.kind == "entries":
+                    places = rows[tensor.name].selection.inputs[1:]
+                    waiting += [place.op for place in places]
     nodes = all_nodes(operations)
     kinds = {node.op for node in nodes}
     if len(nodes) > _MOST_OPERATIONS or not all(map(_is_repeatable, kinds)):
@@ -133,9 +141,11 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
         tf.errors.OpError: The same, where numbers decide, also from the function.
     """
     read = [*(rows.tensor for rows in head.rows), *head.others]
-    if not all(map(_can_be_drawn, read)):
+    shapes = [rows.shape for rows in head.rows] + [t.shape for t in head.others]
+    if not all(map(_can_be_drawn, [t.dtype for t in read], shapes)):
         raise ValueError("Tensors must have numbers that can be drawn.")
     definition, _ = define(head.operations)
+    _add_selections(definition, head.rows)
     for node in definition.node:
         node.device = ""
     library = library_of_functions(head.loss.graph)
@@ -179,8 +189,8 @@ def draw_examples(
         ValueError: If they are too many.
     """
     values = {}
-    for tensor, axis, span in head.rows:
-        shape = [_LENGTH if n is None else n for n in tensor.shape.as_list()]
+    for tensor, axis, span, row_shape, _ in head.rows:
+        shape = [_LENGTH if n is None else n for n in row_shape.as_list()]
         shape[axis] = number * span
         if np.prod(shape) > _MOST_NUMBERS:
             raise ValueError("Examples must have numbers that can be drawn.")
@@ -226,7 +236,66 @@ def _is_given(analysis: Analysis, tensor: tf.Tensor) -> bool:
     if tensor.op.type == "Const":  # whole numbers decide shapes
         return tensor.dtype.is_floating and number_of(tensor) is not None
     state = analysis.state(tensor)
+    if state.kind == "entries":
+        return tensor.dtype.is_floating and _selection(analysis, tensor) is not None
     return state.kind == "fixed" or state.kind == "rows" and state.distance is None
+
+
+def _selection(analysis: Analysis, tensor: tf.Tensor) -> tf.Operation | None:
+    """Returns an operation that selects entries at the places of others from rows.
+
+    An entry is computed from its own example alone. So a number of a row, selected at
+    the same place, may stand for it, whatever is computed between them.
+
+    Args:
+        analysis: The states of tensors.
+        tensor: The other entries.
+    """
+    name, waiting, seen = analysis.state(tensor).of, collections.deque([tensor]), set()
+    while waiting:
+        operation = waiting.popleft().op
+        if operation in seen:
+            continue
+        seen.add(operation)
+        states = [analysis.state(t) for t in operation.inputs]
+        if operation.type in SELECTING_ROWS and context_of(operation) is None:
+            table, places = states[:2]
+            if table.kind == "rows" and places.kind == "entries" and places.of == name:
+                return operation
+        of_inputs = zip(operation.inputs, states, strict=True)
+        waiting += [t for t, s in of_inputs if s.kind == "entries" and s.of == name]
+    return None
+
+
+def _rows_of(analysis: Analysis, tensor: tf.Tensor) -> Rows:
+    """Returns the rows that stand for a tensor."""
+    state, shape, selection = analysis.state(tensor), tensor.shape, None
+    if state.kind == "entries":
+        selection = _selection(analysis, tensor)
+        table, places = selection.inputs[:2]
+        state = analysis.state(table)
+        axes = places.shape[-1] if selection.type == "GatherNd" else 1
+        shape = table.shape[:axes].concatenate(shape[1:])
+    length = state.span.factor * _LENGTH ** len(state.span.symbols)
+    return Rows(tensor, state.axis, length, shape, selection)
+
+
+def _add_selections(
+    definition: tf.compat.v1.GraphDef, all_rows: Iterable[Rows]
+) -> None:
+    """Lets operations read entries that are selected from rows in their place."""
+    selected = {}
+    for rows in all_rows:
+        if rows.selection is not None:
+            node = definition.node.add()
+            node.CopyFrom(define([rows.selection])[0].node[0])
+            node.name = f"{rows.tensor.name.replace(':', '_')}_selected"
+            node.input[0] = rows.tensor.name
+            node.attr["Tparams"].type = rows.tensor.dtype.as_datatype_enum
+            selected[rows.tensor.name] = node.name
+    for node in definition.node:
+        if node.name not in selected.values():
+            node.input[:] = [selected.get(name, name) for name in node.input]
 
 
 def _is_computed(analysis: Analysis, tensor: tf.Tensor) -> bool:
@@ -248,11 +317,13 @@ def _is_computed(analysis: Analysis, tensor: tf.Tensor) -> bool:
         if len(seen) > _MOST_STEPS or not all(map(_is_repeatable, kinds)):
             return False
         for other in [] if operation.type in OF_SHAPES else operation.inputs:
-            kind = analysis.state(other).kind
+            is_fixed = analysis.state(other).kind == "fixed"
             is_part = analysis.is_given(other)
-            if not _is_given(analysis, other) or (kind == "rows" and not is_part):
+            if not (is_fixed or is_part) or not _is_given(analysis, other):
                 waiting.append(other)
-            elif not _can_be_drawn(other) or (kind == "fixed" and _is_learned(other)):
+                continue
+            is_learned = is_fixed and _is_learned(other)
+            if is_learned or not _can_be_drawn(other.dtype, other.shape):
                 return False
     return True
 
@@ -273,10 +344,10 @@ def _is_repeatable(kind: str) -> bool:
     return kind not in DRAWS and kind not in FED and not is_stateful(kind)
 
 
-def _can_be_drawn(tensor: tf.Tensor) -> bool:
-    if not _is_number(tensor.dtype) or tensor.shape.rank is None:
+def _can_be_drawn(dtype: tf.DType, shape: tf.TensorShape) -> bool:
+    if not _is_number(dtype) or shape.rank is None:
         return False
-    return np.prod([n or _LENGTH for n in tensor.shape.as_list()]) <= _MOST_NUMBERS
+    return np.prod([n or _LENGTH for n in shape.as_list()]) <= _MOST_NUMBERS
 
 
 def _is_number(dtype: tf.DType) -> bool:
@@ -286,9 +357,9 @@ def _is_number(dtype: tf.DType) -> bool:
 def _shapes(head: Head) -> list[list[int | None]]:
     """Returns the shapes of `rows`, with a free number of examples, and of `others`."""
     shapes = []
-    for tensor, axis, _ in head.rows:
-        shape = tensor.shape.as_list()
-        shape[axis] = None
+    for rows in head.rows:
+        shape = rows.shape.as_list()
+        shape[rows.axis] = None
         shapes.append(shape)
     return shapes + [tensor.shape.as_list() for tensor in head.others]
 

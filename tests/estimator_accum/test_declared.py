@@ -199,6 +199,15 @@ SUMS = {
 }
 
 
+def _of_words(hidden, labels):
+    """Returns the loss of each token, of a vocabulary that is too large to draw."""
+    words = v1.get_variable("words", [3, 400_000], use_resource=True)
+    logits = tf.matmul(hidden, words)  # [tokens, 400,000]
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(labels, tf.int32), logits
+    )
+
+
 def _by_nonzero(m, weights):
     return v1.losses.mean_squared_error(m.y, m.errors, weights)
 
@@ -291,7 +300,16 @@ OF_OWN_NUMBERS = {
     "gathered": lambda m: tf.reduce_mean(
         tf.gather_nd(m.squares, tf.where(m.y > 0.0)) ** 2
     ),
+    "selected_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(tf.boolean_mask(m.terms, m.y > 0.0), tf.boolean_mask(m.y, m.y > 0.0))
+    ),
+    "gathered_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(*(tf.gather_nd(t, tf.where(m.y > 0.0)) for t in (m.terms, m.y)))
+    ),
 }
+# Those by the number of elements in a tensor.
+OF_SIZE = {"boolean_mask", "gathered", "selected_before_a_large_layer"}
+OF_SIZE |= {"gathered_before_a_large_layer"}
 # With no divisor that is a tensor of the graph, computed from masks alone.
 UNNAMED = {"in_functions", "by_a_part_of_sums"}
 # Losses to which no example adds a number of its own, with no divisor that is one.
@@ -348,6 +366,14 @@ OF_EQUAL_NUMBERS = {
     ),
     "selected_before": lambda m: tf.reduce_mean(
         m.squares + tf.reduce_sum(tf.stop_gradient(m.kept))
+    ),
+    "selected_before_a_large_layer": lambda m: (
+        tf.reduce_sum(
+            _of_words(
+                tf.boolean_mask(m.terms, m.y > 0.0), tf.boolean_mask(m.y, m.y > 0.0)
+            )
+        )
+        / m.size
     ),
     "one_example_of_many": lambda m: tf.reduce_sum(
         tf.reduce_mean(m.terms, 0) / tf.reduce_sum(tf.ones_like(m.mask))
@@ -614,7 +640,7 @@ def _messages(make, batch, caplog):
 @pytest.mark.parametrize("name", OF_OWN_NUMBERS)
 def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog):
     (message,) = _messages(OF_OWN_NUMBERS[name], batch, caplog)
-    is_of_size = name in ("boolean_mask", "gathered")
+    is_of_size = name in OF_SIZE
     line = "elements), tf.float32)" if is_of_size else "weight=tf.reduce_sum(mask)"
     sentence = WARNING
     if name in UNNAMED:

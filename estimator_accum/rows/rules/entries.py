@@ -10,6 +10,7 @@ with a distance. L, M = lists of entries.
 
 import tensorflow as tf
 
+from estimator_accum.graph.computations import computation_of
 from estimator_accum.rows.declaration import ADDED_ATTRIBUTE
 from estimator_accum.rows.rules.blocks import (
     blocks_apart,
@@ -124,7 +125,7 @@ def set_rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:
 @rule("Where", table=RULES_OF_ENTRIES)
 def _where(analysis, operation, states):
     (state,), (tensor,), (output,) = states, operation.inputs, operation.outputs
-    name = analysis.name_of_list(operation, tensor.ref())
+    name = analysis.name_of_list(operation, computation_of(tensor))
     rank = analysis.rank(tensor)
     if are_rows(state):
         result = _of(name, distance=state.span, is_first=True)

@@ -827,6 +827,9 @@ _OF_ENTRIES = {
 # Entries are of their examples, but no row is of one example alone.
 _ENTRIES = {
     "chosen examples": lambda x, y: tf.nn.softmax(tf.boolean_mask(x, y > 0)),
+    "chosen by two equal masks": lambda x, y: (
+        tf.boolean_mask(x, y > 0) * tf.boolean_mask(x, y > 0)
+    ),
     "values": _of_even(lambda words: tf.cast(words.values, tf.float32) * 2),
     "places": _of_even(lambda words: words.indices),
     "each once": _of_even(lambda words: tf.unique(words.values)[0]),
@@ -869,6 +872,8 @@ _MIXED |= {
         words.values, words.indices[::-1, 0], words.dense_shape[0])),
     "experts without room": _sorted_to_full_experts,
     "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
+    "lists by two fed numbers": lambda y: tf.boolean_mask(y, y > _fed()) * (
+        tf.boolean_mask(y, y > _fed())),
     "entries inside": lambda x, ids: [
         _beside_entries(x, ids, caller)[1] for caller in ("function", "branch", "loop")],
     "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
@@ -876,6 +881,10 @@ _MIXED |= {
     "another number of examples": _of_even(lambda words: tf.sparse.to_dense(
         tf.SparseTensor(words.indices, words.values, [8, 4]))),
 }  # fmt: skip
+
+
+def _fed():
+    return v1.placeholder_with_default(0.0, [])
 
 
 def _is_training():
