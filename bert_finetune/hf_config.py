@@ -45,7 +45,7 @@ MEANINGLESS = {
     *("pooler_size_per_head", "pooler_type", "directionality"),
     *("sbert_ce_default_activation_function", "sentence_transformers"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id"),
-    *("mask_token_id", "unk_token_id", "decoder_start_token_id"),
+    *("eos_token_ids", "mask_token_id", "unk_token_id", "decoder_start_token_id"),
     *("cross_attention_hidden_size", "max_length", "min_length", "do_sample"),
     *("early_stopping", "num_beams", "num_beam_groups", "diversity_penalty"),
     *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
