@@ -39,6 +39,18 @@ from estimator_accum.microbatch.repeatable import (
 )
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
 
+_OF_OLD_ROWS = (
+    "A variable that examples look up must not change before the last gradient that needs "
+    "the rows. Received: {} of type {}. Look them up again after the change, or make two "
+    "steps of it."
+)
+_OF_NEW_ROWS = (
+    "Rows that gradients of several phases need are computed in each phase, so their "
+    "operations must give one result. Received: {} of type {}. Compute them in the data "
+    "set, or make two steps of it; for random numbers in functions, branches and loops "
+    "there is micro_batch_seed."
+)
+
 
 class StepPhase(NamedTuple):
     """A phase of a step, complete.
@@ -209,9 +221,11 @@ def _runs(
         source = first.setdefault(operation, phase)
         if source == phase or is_repeatable(operation, library):
             return True
+        sentence = _OF_NEW_ROWS
     else:
-        source = _number(times, operation)
-    _check_kept(times, operation)
+        source, sentence = _number(times, operation), _OF_OLD_ROWS
+    if times.is_in_passes(operation):
+        raise ValueError(sentence.format(operation.name, operation.type))
     kept[source][operation] = None
     return False
 
@@ -233,13 +247,3 @@ def _draw_again(part: Part, has_more: bool) -> None:
         if has_more:
             drawn = [operation.outputs[0] for operation in draws]
             make_repeatable(drawn, "Random numbers of a step with several updates")
-
-
-def _check_kept(times: Times, operation: tf.Operation) -> None:
-    """Raises ValueError if rows of a variable are needed after it has changed."""
-    if times.is_in_passes(operation):
-        raise ValueError(
-            "A variable that examples look up must not change before the last gradient "
-            f"that needs the rows. Received: {operation.name}. Look them up again after "
-            "the change, or make two steps of it."
-        )

@@ -631,6 +631,21 @@ def _of_old_rows(kernel, x):
     return gradient
 
 
+@tf.function
+def _dropped(x):
+    return tf.nn.dropout(x, 0.5)
+
+
+def _of_new_rows(kernel, x):
+    rows = _dropped(x)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((rows @ kernel) ** 2)
+        gradient = tape.gradient(loss, kernel)
+        kernel.assign_sub(gradient)
+    return gradient
+
+
 @pytest.mark.parametrize(
     ("gradient_of", "sentence"),
     [
@@ -643,6 +658,7 @@ def _of_old_rows(kernel, x):
         ),
         (_of_gradient, "A loss must not contain gradients with respect to weights"),
         (_of_old_rows, "A variable that examples look up must not change before"),
+        (_of_new_rows, "computed in each phase, so their operations must give one"),
     ],
 )
 def test_a_gradient_that_no_micro_batches_have_is_refused(gradient_of, sentence):
