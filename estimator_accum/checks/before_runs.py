@@ -155,8 +155,8 @@ def _warn_of_equal_draws(graph: tf.Graph, window, windows: list) -> None:
     _logger.warning(
         "%s must move with every micro-step, since micro_batch_seed counts by it. "
         "Received: the train op %s, which does not move it, so its micro-steps between "
-        "two moves draw the same random numbers. Pass it to minimize or apply_gradients "
-        "as `global_step`.",
+        "two moves draw the same random numbers, unless each run also fetches what moves "
+        "it. Pass it to minimize or apply_gradients as `global_step`.",
         step.name,
         window.name,
     )

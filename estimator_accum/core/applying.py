@@ -11,7 +11,11 @@ from estimator_accum.core.changed_slices import find_reader
 from estimator_accum.core.current_batch import current_parts
 from estimator_accum.core.gradients import Gradient, cast, scaled
 from estimator_accum.core.options import Options
-from estimator_accum.core.v1_optimizers import always_reduces, innermost
+from estimator_accum.core.v1_optimizers import (
+    always_reduces,
+    innermost,
+    may_read_slices,
+)
 from estimator_accum.graph.internals import (
     change_non_slots,
     is_in_cluster,
@@ -109,7 +113,7 @@ def _apply(optimizer, update_step, variables, origins, gradients, loss):
         pairs = [(cast(gradient, v.dtype), v) for gradient, v in pairs]
         number = _number_of_operations()
         applied = optimizer.apply_gradients(pairs, **options)
-    if origins is not None:
+    if origins is not None and may_read_slices(optimizer):
         _check_slices(optimizer, origins, pairs, number)
     return applied
 

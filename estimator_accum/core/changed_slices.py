@@ -8,7 +8,7 @@ from estimator_accum.core.current_batch import current_parts
 from estimator_accum.core.linear import keeps_precision
 from estimator_accum.graph.functions import arguments_in
 from estimator_accum.graph.internals import captures_of
-from estimator_accum.graph.names import PRODUCTS
+from estimator_accum.graph.names import PRODUCTS, SHOWING
 from estimator_accum.graph.walks import walk
 from estimator_accum.rows.places import has_one_slice_a_row
 
@@ -154,7 +154,7 @@ def _uses_of(start: tf.Tensor, operations: set[tf.Operation], passed_on) -> tupl
 
 def _slices_from(user: tf.Operation, slices: tf.Tensor) -> list[tf.Tensor] | None:
     """Returns the slices that `user` passes on; None if it does something else."""
-    if user.type == "IsFinite":  # so are their sums
+    if user.type in ("IsFinite", "IsInf", "IsNan", *SHOWING):  # so are their sums
         return []
     is_passed = user.type in ("CheckNumerics", "ConcatV2", "Switch")
     if is_passed or _kind_of(user, slices, False) == "slices":

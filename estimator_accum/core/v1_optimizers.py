@@ -27,6 +27,17 @@ def changes_gradients(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     )
 
 
+def may_read_slices(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether an update may need each slice: TensorFlow's own only sum a row's."""
+    kind = type(innermost(optimizer))
+    names = (
+        *("apply_gradients", "_apply_sparse_duplicate_indices"),
+        "_resource_apply_sparse_duplicate_indices",
+    )
+    modules = [getattr(kind, name).__module__ for name in names]
+    return not all(module.startswith("tensorflow.") for module in modules)
+
+
 def always_reduces(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether `apply_gradients` sums over replicas, whatever it is told."""
     usual = inspect.signature(tf.compat.v1.train.Optimizer.apply_gradients).parameters

@@ -5,8 +5,10 @@ import tensorflow as tf
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import CONTROL_FLOW_V1, FED
+from estimator_accum.graph.writers import is_reference
 
 _MOST_OPERATIONS = 50  # before a result
+_MOST_NUMBERS = 1_000  # of a constant
 
 
 def computation_of(tensor: tf.Tensor) -> tuple:
@@ -38,7 +40,11 @@ def _is_repeatable(operation: tf.Operation) -> bool:
     kind = operation.type
     if kind in FED or kind in CONTROL_FLOW_V1 or is_stateful(kind) is not False:
         return False
-    return bool(operation.inputs) or kind == "Const"
+    if any(map(is_reference, operation.inputs)):
+        return False  # of another value after a change
+    if kind == "Const":  # a table would be copied
+        return (operation.outputs[0].shape.num_elements() or 0) <= _MOST_NUMBERS
+    return bool(operation.inputs)
 
 
 def _settings_of(operation: tf.Operation) -> frozenset:

@@ -71,10 +71,11 @@ class _Rows:
         if shape.rank is None or None not in shape.as_list() or not np.ndim(sizes):
             return target
         sizes = [None if size is None else int(size) for size in sizes]
+        leading = _leading(sizes)
         pairs = [
             (batch, n)
             for batch, n in self._numbers()
-            if any(size and size % n == 0 for size in sizes)
+            if any(size % n == 0 for size in leading)
         ]
         numbers = [n for _, n in _needed(pairs, tensor)]
         if not numbers:
@@ -142,6 +143,12 @@ def _needed(pairs: list, tensor: tf.Tensor) -> list:
     return [(batch, n) for batch, n in pairs if batch.begin.op in needed]
 
 
+def _leading(target: list) -> list[int]:
+    """Returns a reshape's known sizes before others, but the last, which layers need."""
+    leading = itertools.takewhile(lambda size: size and size > 0, target)
+    return list(leading)[: max(1, len(target) - 1)]
+
+
 def _without_number(
     tensor, axis: int, whole: list, target: list, number: int
 ) -> list | None:
@@ -159,14 +166,13 @@ def _without_number(
     if 0 in [*whole, *target]:
         return None  # of which TensorFlow infers no size
     rows, before = whole[axis], math.prod(whole[:axis])
-    leading = list(itertools.takewhile(lambda size: size and size > 0, target))
     places = [
         place
-        for place, size in enumerate(leading)
-        if math.prod(leading[:place]) == before and size % number == 0
+        for place, size in enumerate(_leading(target))
+        if math.prod(target[:place]) == before and size % number == 0
     ]
-    if not places or rows is None or rows % number or places[0] == len(target) - 1 > 0:
-        return None  # layers need their last size
+    if not places or rows is None or rows % number:
+        return None
     (place,), new = places, list(target)
     if target[place] == rows:
         new[place] = tf.shape(tensor)[axis]

@@ -29,8 +29,8 @@ from estimator_accum.microbatch.static_sizes import StaticSizes, sizes_of_graph
 # Operations that make floating-point numbers, or copies of them, from integers.
 _FROM_INTEGERS = {"BroadcastTo", "Cast", "Fill", "LinSpace", "OneHot", "Tile"}
 # Those that choose among floating-point numbers by integers.
-_BY_INTEGERS = {"ArgMax", "ArgMin", "GatherV2", "Max", "Mean", "Min", "Prod"}
-_BY_INTEGERS |= {"StridedSlice", "Sum", "TopKV2"}
+_BY_INTEGERS = {"ArgMax", "ArgMin", "GatherNd", "GatherV2", "Max", "Mean", "Min", "Pad"}
+_BY_INTEGERS |= {"PadV2", "Prod", "Slice", "SplitV", "StridedSlice", "Sum", "TopKV2"}
 _LIKE = {"ZerosLike": 0, "OnesLike": 1}
 # Operations that TensorFlow makes, or not, for one value, since it knows a static size:
 # those that make constants, which are among the numbers, and that move elements.
@@ -203,8 +203,9 @@ def _is_of_ones(tensor: tf.Tensor) -> bool:
 
 def _counts_integers(node) -> bool:
     """Returns whether a function's node computes with integers."""
-    kind = node.attr["T"].type if "T" in node.attr else 0
-    return bool(kind) and tf.as_dtype(kind).is_integer
+    names = ("T", "Tparams", "DstT", "dtype", "Tidx")  # that of its result first
+    kinds = [node.attr[name].type for name in names if name in node.attr]
+    return bool(kinds) and bool(kinds[0]) and tf.as_dtype(kinds[0]).is_integer
 
 
 def _integers_of(operation: tf.Operation) -> Iterator[tuple]:

@@ -258,6 +258,9 @@ _OF_ROWS = {
     "scaled": lambda: _Own(_each(lambda values, _: values / 2.0)),
     "branch": lambda: _SkippingNan(0.5),
     "Adagrad": lambda: v1.train.AdagradOptimizer(0.5),
+    "a rate of unknown shape": lambda: v1.train.GradientDescentOptimizer(
+        v1.placeholder_with_default(tf.constant(0.5, tf.float64), None)
+    ),
 }
 _OF_SLICES = {
     "global norm": lambda: _Own(lambda gradients, _: _clip_all(gradients)),

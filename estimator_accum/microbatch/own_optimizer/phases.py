@@ -159,8 +159,8 @@ class Times:
                 for table in self._variables(operation):
                     self._writers.setdefault(table, []).append(operation)
         self._looking_up = {}
-        for operation in operations:  # reads by others are handed on
-            if operation in self.of_batch:
+        for operation in operations:  # plain reads are handed on
+            if operation in self.of_batch or functions_of(operation):
                 for variable in self._variables(operation):
                     self._looking_up.setdefault(variable, []).append(operation)
         self._forward = ancestors(t.op for t in tops)

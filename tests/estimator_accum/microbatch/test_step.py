@@ -275,6 +275,29 @@ def _adversarial_words():
     return step, kernels, (_IDS,)
 
 
+def _rate_of_a_function():
+    """A function reads the rate of a phase before it changes."""
+    kernels, rate = [_weights(6, 4), _weights(4, 1)], tf.Variable(np.float64(0.1))
+
+    @tf.function
+    def update(gradient):
+        kernels[1].assign_sub(rate * gradient)
+
+    def step(x):
+        for variable, change in zip(kernels, (None, update), strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ kernels[0] @ kernels[1]) ** 2)
+            gradient = tape.gradient(loss, variable)
+            if change is None:
+                variable.assign_sub(0.1 * gradient)
+            else:
+                change(gradient)
+        rate.assign(0.5 * rate)
+        return loss
+
+    return step, [*kernels, rate], (_X,)
+
+
 def _noise_on_weights():
     """Noise is added before the gradient and taken back after it."""
     kernel, generator = _weights(6, 3), tf.random.Generator.from_seed(1)
@@ -294,6 +317,7 @@ _STEPS = [
     _predictor_and_corrector,
     _adversarial_words,
     _noise_on_weights,
+    _rate_of_a_function,
     _critic_and_generator,
     _both_losses_first,
     _normalized_targets,
