@@ -182,11 +182,12 @@ def check_own_gradients(gradients: list[Gradient], optimizer) -> None:
             _refuse(user, optimizer)
         if user.type not in _STRAIGHT:
             unknown.append(user)
-    of_others = varying(data_ancestors(others))
+    needed = data_ancestors(others)
+    of_others = varying(needed)
     of_batch = of_others & varying(data_ancestors(sums)) if of_others else ()
-    for operation in of_others:
-        is_draw = draws_by_state(operation.type) or draws_from_seed(operation.type)
-        if is_draw or operation in of_batch:
+    for operation in needed:
+        is_draw = operation in of_others and draws_by_state(operation.type)
+        if is_draw or operation in of_batch or _draws_anew(operation):
             _refuse(operation, optimizer)
     if unknown:
         _logger.warning(
@@ -197,6 +198,14 @@ def check_own_gradients(gradients: list[Gradient], optimizer) -> None:
             unknown[0].name,
             unknown[0].type,
         )
+
+
+def _draws_anew(operation: tf.Operation) -> bool:
+    """Returns whether an operation draws from a seed that is not a constant."""
+    if not draws_from_seed(operation.type):
+        return False
+    seeds = data_ancestors([tensor.op for tensor in operation.inputs[1:]])
+    return any(not seed.inputs and seed.type != "Const" for seed in seeds)
 
 
 def _inputs_after_gradients(operation: tf.Operation) -> list[tf.Tensor]:

@@ -211,10 +211,16 @@ def _by_loss_scale(change):
     return scaling(_Own(change), v1.mixed_precision.FixedLossScale(8.0))
 
 
+def _drawn(gradient, seed):
+    seed = tf.stack([tf.cast(part, tf.int64) for part in seed])
+    return tf.random.stateless_normal(gradient.shape, seed, dtype=gradient.dtype)
+
+
 LINEAR = {
     name: CHANGES[name] for name in ("weight_decay", "none_replaced", "centralized")
 }
 LINEAR |= {
+    "shared_noise": _dense(lambda g, v: g + _drawn(g, [1, 2])),
     "halved": _each(lambda g, v: _scaled(g, 0.5)),
     "all_reduced": _dense(_all_reduced),
 }
@@ -225,6 +231,9 @@ NOT_LINEAR = {
         *("sign", "branch", "noise", "all_layers"),
     )
 }
+NOT_LINEAR["noise_of_a_micro_step"] = _dense(
+    lambda g, v: g + _drawn(g, [v1.train.get_global_step(), 0])
+)
 
 
 def _trained_by(optimizer, accumulate, batches) -> dict[str, np.ndarray]:
