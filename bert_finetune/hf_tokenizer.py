@@ -112,10 +112,8 @@ def read_tokenizer_options(
         if is_lower_case is None and its_class in _GENERIC:
             is_lower_case = file.is_lower_case
         elif is_lower_case is None:  # whatever tokenizer.json contains
-            is_lower_case, received = (
-                True,
-                "none, which a BERT tokenizer takes for True",
-            )
+            is_lower_case = True
+            received = "none, which a BERT tokenizer takes for True"
         if is_lower_case != file.is_lower_case:
             raise ValueError(
                 f"`do_lower_case` in {path} must be `normalizer.lowercase` in "

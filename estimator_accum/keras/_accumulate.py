@@ -50,8 +50,8 @@ def accumulate(
     `iterations`, learning rate schedules, weight decay, EMA and clipping act once per
     update. A sparse gradient reaches the optimizer with the rows that the window
     touched, each once: there clipping differs from that of a batch at once, which has a
-    slice for each lookup, and a warning says so. Under a `tf.distribute` strategy only the window's sums are
-    reduced.
+    slice for each lookup, and a warning says so. Under a `tf.distribute` strategy only the
+    window's sums are reduced.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer` (also of `tf.keras` 2.15, `tf_keras`,

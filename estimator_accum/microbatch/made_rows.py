@@ -4,7 +4,8 @@
 
 Where such a value meets a tensor whose size there is known of the batch alone, both sizes
 must be equal, or the step itself fails: outside of functions, branches and loops. So each
-row of the value belongs to an example, or to as many rows for each example. An operation that combines examples gets all rows.
+row of the value belongs to an example, or to as many rows for each example. An operation
+that combines examples gets all rows.
 
     tf.reshape(x, [N, 4, 2])    tf.reshape(x, [-1, 4, 2])
 

@@ -924,14 +924,6 @@ def _assert_equal_to_the_unsplit(make, number):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("number", [3, 4])
-def test_values_of_the_size_of_the_batch_are_split_with_it(caplog, number):
-    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
-    _assert_equal_to_the_unsplit(_values_of_its_size, number)
-    (share,) = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
-    assert float(share) < 1
-
-
 def test_values_of_the_size_of_the_batch_are_all_of_it_where_examples_are_combined():
     def contrast(h):
         logits = h @ tf.transpose(h) - 3 * tf.eye(23, dtype=tf.float64)
@@ -968,9 +960,10 @@ def _reshapes_of_its_size(mixes=False):
 
 
 @pytest.mark.parametrize("number", [3, 4])
-def test_reshapes_to_the_size_of_the_batch_are_split(caplog, number):
+@pytest.mark.parametrize("make", [_values_of_its_size, _reshapes_of_its_size])
+def test_what_reads_the_size_of_the_batch_is_split_with_it(caplog, make, number):
     caplog.set_level("DEBUG", "tensorflow.estimator_accum")
-    _assert_equal_to_the_unsplit(_reshapes_of_its_size, number)
+    _assert_equal_to_the_unsplit(make, number)
     (share,) = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
     assert float(share) < 1
 
