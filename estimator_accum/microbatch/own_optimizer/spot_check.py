@@ -12,11 +12,12 @@ integers. It guards the rules of the analysis, and finds gradients of their own
 
 The four micro-batches have the same size, so the same code multiplies in all of them: an
 example's own numbers are the same in any precision (TF32, bfloat16), and only sums over
-examples are rounded in different ways. The bound is the rounding of such a sum. Groups
-have other sizes, for which code of other precision may multiply; a number near a step
-(ReLU, quantization, argmax) may fall to its other side. Their bound is a share of the
-numbers themselves: a dependence on the number of examples, or on places in the batch, is
-larger.
+examples are rounded in different ways. The bound is the rounding of such a sum. Where
+such sums are multiplied (late_products.py), they are judged by it, and products of them
+by that of bfloat16. Groups have other sizes, for which code of other precision may
+multiply; a number near a step (ReLU, quantization, argmax) may fall to its other side.
+Their bound is a share of the numbers themselves: a dependence on the number of examples,
+or on places in the batch, is larger.
 
 Fingerprints are compared, so no gradient leaves the session. It changes no variable.
 Training is refused if two looks fail, at different examples.
@@ -49,6 +50,9 @@ from estimator_accum.microbatch.own_optimizer.fingerprints import (
     rounding_of,
 )
 from estimator_accum.microbatch.own_optimizer.head import View
+from estimator_accum.microbatch.own_optimizer.late_products import (
+    factors_of_late_products,
+)
 from estimator_accum.microbatch.own_optimizer.without_draws import (
     drawing_inside,
     without_draws,
@@ -132,6 +136,8 @@ class SpotCheck:
     ):
         self._batch, self._guards = batch, guards
         gradients, rows, arriving = _results_of(derivations, collected)
+        factors, self._late = _late_gradients(gradients)
+        gradients += factors
         parts = _parts(gradients)
         needed = data_ancestors([t.op for t in (*parts, *(t for t, _ in rows))])
         draws = _draws_with_rows(batch, needed)
@@ -298,7 +304,12 @@ class SpotCheck:
             _judge(ratio, _NO_ROWS, name, f"change with {look.number - 1} others")
         least = look.scale if self._arriving else 0.0
         gradients = [gradients for _, gradients in results]
-        _judge_exchanged_sums(gradients, least, self._tolerance)
+        coarse = max(self._tolerance, rounding_of(tf.bfloat16))
+        tolerances = {
+            name: coarse if _tensor_of(name) in self._late else self._tolerance
+            for name in gradients[0]
+        }
+        _judge_exchanged_sums(gradients, least, tolerances)
         return results[-1]
 
     def _compare_groups(self, look: _Look, values: dict, together: tuple) -> None:
@@ -424,6 +435,20 @@ def _results_of(derivations: list[Derivation], collected: list) -> tuple:
     return gradients, [*rows.values()], arriving
 
 
+def _late_gradients(gradients: list) -> tuple[list, set[str]]:
+    """Returns sums that are multiplied, and the names of gradients that are products.
+
+    Those of float32 alone: of no other type is a product rounded to fewer digits.
+    """
+    factors, late = {}, set()
+    for parts in map(_parts, gradients):
+        tensors = factors_of_late_products(parts)
+        if tensors is not None and parts[0].dtype == tf.float32:
+            late.add(parts[0].name)
+            factors |= {tensor.ref(): tensor for tensor in tensors}
+    return [*factors.values()], late
+
+
 def _of_known_draws(gradients: list, rows: list, operations) -> tuple[list, list]:
     """Returns the gradients and rows whose random numbers can be drawn again."""
     unknown = drawing_inside(operations, DRAWS - SHAPED_DRAWS)
@@ -456,6 +481,11 @@ def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int
     view = View(batch, draws)  # the graph has other draws since the last one
     states = [(draw, view.state(draw)) for draw in draws]
     return [(draw, state.axis) for draw, state in states if state.kind == "rows"]
+
+
+def _tensor_of(name: str) -> str:
+    """Returns the name of the tensor whose fingerprint has a name."""
+    return name.split()[1]
 
 
 def _parts(gradient) -> list[tf.Tensor]:
@@ -553,7 +583,7 @@ def _ratio_of_same_rows(
     return max(ratios)
 
 
-def _judge_exchanged_sums(results: list[dict], least: float, tolerance: float) -> None:
+def _judge_exchanged_sums(results: list[dict], least: float, tolerances: dict) -> None:
     """Judges whether gradients are sums of a's and of b's.
 
     Args:
@@ -562,7 +592,8 @@ def _judge_exchanged_sums(results: list[dict], least: float, tolerance: float) -
         least: Size of the gradients that arrive. A model that fits its examples makes
             the others small by subtracting numbers of this size, which leaves their
             rounding.
-        tolerance: Largest difference by rounding, relative to the largest number.
+        tolerances: Largest differences by rounding, relative to the largest number, by
+            name.
     """
     sizes = [fingerprint.size for result in results for fingerprint in result.values()]
     largest = np.nanmax([least, *sizes])
@@ -573,9 +604,9 @@ def _judge_exchanged_sums(results: list[dict], least: float, tolerance: float) -
             continue
         numbers = np.max([fingerprint.numbers for fingerprint in four], 0)
         one, two, three, both = (f.products.astype(np.float64) for f in four)
-        bound = tolerance * max(size, _SMALLEST * largest)
+        bound = tolerances[name] * max(size, _SMALLEST * largest)
         ratio = ratio_to_rounding(one + both - two - three, numbers, bound)
-        _judge(ratio, _NO_SUM, name.split()[1], "with other examples")
+        _judge(ratio, _NO_SUM, _tensor_of(name), "with other examples")
 
 
 def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -> None:
@@ -596,7 +627,7 @@ def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -
         size = max(size, _typical(whole.products, number), _SMALLEST * largest)
         difference = _typical(_difference(whole.products, sum(groups)), number)
         ratio = _ratio(difference, share * size)
-        _judge(float(ratio), _NO_SUM, name.split()[1], "in smaller groups")
+        _judge(float(ratio), _NO_SUM, _tensor_of(name), "in smaller groups")
 
 
 def _joined_rows(

@@ -5,6 +5,7 @@ python -m pytest tests/estimator_accum/unedited/test_rounded_products.py -s --lo
 
 import collections
 import contextlib
+import functools
 import resource
 
 import numpy as np
@@ -13,6 +14,9 @@ import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 from estimator_accum.microbatch.own_optimizer import derivation, spot_check
+from estimator_accum.microbatch.own_optimizer.late_products import (
+    factors_of_late_products,
+)
 from tests.helpers.models import original_bert
 from tests.helpers.models.interception import cut, train
 from tests.helpers.oracles.rounded_products import DIGITS, round_products
@@ -65,6 +69,15 @@ def _vgg(x, _):
     return tf.reshape(x, [-1, 2 * 2 * 16])
 
 
+def _factors(x, _):
+    """Weights that are products of two factors, as merged LoRA's."""
+    for i in range(3):
+        start = v1.initializers.random_normal(0, 0.3, seed=i)
+        one, two = (v1.get_variable(f"{i}_{j}", [64, 64], None, start) for j in "ab")
+        x = tf.nn.relu(x @ (one @ two) / 5)
+    return x
+
+
 def _bert(layers, width, heads):
     config = BertConfig(
         vocab_size=100,
@@ -90,6 +103,7 @@ _NETWORKS = {
     "quantized": _quantized,
     "best units": _best,
     "VGG": _vgg,
+    "weights of factors": _factors,
 }
 _LARGE = {"BERT": _bert(4, 512, 8)}
 
@@ -200,13 +214,13 @@ _WRONG = {
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("name", "precision"),
-    [(name, "TF32") for name in _WRONG]
-    + [(name, "bfloat16") for name in _WRONG if name != "mean"]
-    + [("right", precision) for precision in DIGITS],
+    ("name", "precision", "factors"),
+    [(name, "TF32", factors) for name in _WRONG for factors in (1, 2)]
+    + [(name, "bfloat16", 1) for name in _WRONG if name != "mean"]
+    + [("right", precision, 1) for precision in DIGITS],
 )
 def test_examples_that_are_combined_are_found_in_any_precision(
-    name, precision, monkeypatch
+    name, precision, factors, monkeypatch
 ):
     monkeypatch.setattr(derivation, "check_own_gradients", lambda *_: None)
     change = _WRONG.get(name, lambda x, dw, dx: (dw, dx))
@@ -221,9 +235,50 @@ def test_examples_that_are_combined_are_found_in_any_precision(
 
     def network(x, _):
         x = _dense(x, 32, "first", tf.tanh)
-        return tf.tanh(product(x, v1.get_variable("weights", [32, 32])))
+        weights = [v1.get_variable(f"weights_{i}", [32, 32]) for i in range(factors)]
+        return tf.tanh(product(x, functools.reduce(tf.matmul, weights)))
 
     is_right = contextlib.nullcontext()
     is_refused = pytest.raises(ValueError, match="must add up to the batch's")
     with is_right if name == "right" else is_refused:
         train(_model_fn(network, DIGITS[precision]), _batches, 1)
+
+
+def _loop(layer):
+    def twice(x, *weights):
+        rounds = (lambda i, _: i < 2), (lambda i, x: (i + 1, layer(x, *weights)))
+        return tf.while_loop(*rounds, (0, x))[1]
+
+    return twice
+
+
+def _branch(layer):
+    return lambda x, *weights: tf.cond(
+        tf.reduce_sum(x) > 0, lambda: layer(x, *weights), lambda: x
+    )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("through", "number"),
+    [
+        (lambda layer: layer, 1),
+        (tf.function, 0),
+        (lambda layer: tf.function(_loop(layer)), 0),
+        (lambda layer: tf.function(_branch(layer)), 0),
+    ],
+    ids=["as it is", "function", "loop", "branch"],
+)
+def test_products_of_sums_are_found(through, number):
+    """A sum within a function is no tensor of the graph, so no factor is named."""
+
+    def gradients(layer, *weights):
+        return tf.gradients(through(layer)(x, *weights), weights)
+
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, 4])
+        one, two = (v1.get_variable(name, [4, 4]) for name in "ab")
+        late = gradients(lambda x, one, two: tf.tanh(x @ (2 * (one @ two))), one, two)
+        early = gradients(lambda x, one: tf.tanh(x @ (2 * one)), one)
+        assert factors_of_late_products(early) is None
+        assert [len(factors_of_late_products([g])) for g in late] == [number, number]

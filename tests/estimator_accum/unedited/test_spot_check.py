@@ -300,7 +300,7 @@ def test_a_model_that_fits_its_examples_has_the_rounding_of_larger_numbers(
         contextlib.nullcontext() if is_right else pytest.raises(ValueError, match="g,")
     ):
         gradients = [{"0 g": fingerprint} for fingerprint in four]
-        spot_check._judge_exchanged_sums(gradients, 1.0, tolerance)
+        spot_check._judge_exchanged_sums(gradients, 1.0, {"0 g": tolerance})
 
 
 def test_examples_of_any_structure_are_looked_at(monkeypatch):
