@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from estimator_accum.checks.batch_lists import is_list_of_batch, list_from_tables
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import batch_size_of
 from estimator_accum.graph.functions import captured_among, library_of_functions
@@ -84,20 +85,21 @@ def check_equal_weights(
     if loss is None or steps == 1 or is_weighted:
         return
     needed = data_ancestors(
-        [loss.op], lambda op: () if op.type in BATCHES else op.inputs
+        [loss.op],
+        lambda op: () if op.type in BATCHES or is_list_of_batch(op) else op.inputs,
     )
     captured = captured_among(needed)
     fed = [op for op in needed if op.type in {*BATCHES, *FED} and op not in captured]
     outputs = [tensor for operation in fed for tensor in operation.outputs]
-    parts = _parts_among(outputs)
-    if parts:
-        views = _views(loss, needed, outputs, parts)
+    parts, lists = _parts_among(outputs), [*filter(is_list_of_batch, needed)]
+    if parts or lists:
+        views = _views(loss, needed, outputs, parts, lists)
         share = "all micro-batches count alike"
         warn_of_unequal_weights(loss, views, share, remedy)
 
 
 def _views(
-    loss: tf.Tensor, needed: Iterable, outputs: list, parts: list
+    loss: tf.Tensor, needed: Iterable, outputs: list, parts: list, lists: list
 ) -> Iterator[tuple]:
     """Yields ways to look at a loss, for `warn_of_unequal_weights`.
 
@@ -106,6 +108,7 @@ def _views(
         needed: The operations that it is computed from.
         outputs: Results of the input pipeline, or fed.
         parts: Those of `outputs` that may have a row for each example.
+        lists: Operations whose results are the batch's sparse and ragged tensors.
     """
     lengths = [t.shape[0] for t in parts if t.shape.rank]
     size = None
@@ -114,7 +117,7 @@ def _views(
     rows = [t for t in parts if t.shape.rank and t.shape[0] == size]
     are_rows = {row.ref() for row in rows}
     others = [t for t in parts if t.ref() not in are_rows]
-    if size is None:
+    if size is None and not lists:
         analysis = Analysis(rows, others)
         analysis.analyze([loss])
         yield loss, analysis, None
@@ -124,10 +127,10 @@ def _views(
         # An operation may need one size, and a captured variable is not known there.
         with contextlib.suppress(ValueError, TypeError, tf.errors.OpError):
             fed = [*outputs, *read]
-            copy, copies = _copy_of_any_size(loss, operations, fed, rows)
+            copy, copies, tables = _copy_of_any_size(loss, operations, fed, rows, lists)
             with copy.graph.as_default():
                 twins = [[copies[t.ref()] for t in some] for some in (rows, others)]
-                analysis = Analysis(*twins)
+                analysis = Analysis(twins[0] + tables, twins[1])
                 analysis.analyze([copy])
             yield copy, analysis, None
     if size is None or size > 1:  # by which nothing is told from other axes
@@ -184,7 +187,7 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
     rows = [t for t in outputs if t.shape.rank and t.shape[0] == size]
     if not rows:
         return []
-    copy, copies = _copy_of_any_size(loss, needed, outputs, rows)
+    copy, copies, _ = _copy_of_any_size(loss, needed, outputs, rows)
     with copy.graph.as_default():
         of_rows = [copies[tensor.ref()] for tensor in rows]
         return _are_sums_of(copy, of_rows, list(copies.values()), size)
@@ -256,17 +259,20 @@ def _numbers_added_up(
 
 
 def _copy_of_any_size(
-    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list
-) -> tuple[tf.Tensor, dict]:
+    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, lists: Iterable = ()
+) -> tuple[tf.Tensor, dict, list]:
     """Returns a copy of a loss whose batch has no static size, and of `outputs` by ref.
+
+    Tables stand for the batch's sparse and ragged tensors, and are returned, too.
 
     Args:
         loss: The loss.
         needed: The operations that it is computed from.
         outputs: Results of some of them, which are fed in the copy.
         rows: Those of `outputs` that have a row for each example.
+        lists: Operations for which `is_list_of_batch` holds.
     """
-    fed = {output.op for output in outputs}
+    fed = {*(output.op for output in outputs), *lists}
     definition, _ = define([op for op in needed if op not in fed])
     definition.library.function.extend(library_of_functions(loss.graph).values())
     are_rows = {tensor.ref() for tensor in rows}
@@ -277,8 +283,14 @@ def _copy_of_any_size(
             shape = [None, *output.shape[1:]] if is_row else output.shape
             copies[output.ref()] = tf.compat.v1.placeholder(output.dtype, shape)
         inputs = {key.deref().name: twin for key, twin in copies.items()}
+        tables = []
+        for operation in lists:
+            results, its_tables = list_from_tables(operation)
+            tables += its_tables
+            pairs = zip(operation.outputs, results, strict=True)
+            inputs |= {output.name: twin for output, twin in pairs}
         (copy,) = insert(definition, inputs, [loss], "")
-        return copy, copies
+        return copy, copies, tables
 
 
 def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation]:

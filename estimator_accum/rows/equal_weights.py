@@ -58,16 +58,18 @@ class _Draw(NamedTuple):
         high: The largest one: some may be numbers of groups.
         has_zeros: Whether there are zeros, as in masks, and numbers of comparisons.
         shares_wholes: Whether batches have the same whole numbers, which may be sorted.
+        wholes: Whole numbers are below this one, such as a class.
     """
 
     low: float = 0.1
     high: float = 0.9
     has_zeros: bool = False
     shares_wholes: bool = False
+    wholes: int = 2
 
 
 _DRAWS = [_Draw(), _Draw(low=-0.9), _Draw(has_zeros=True), _Draw(shares_wholes=True)]
-_DRAWS += [_Draw(high=4.0), _Draw(low=-0.9, has_zeros=True)]
+_DRAWS += [_Draw(high=4.0), _Draw(low=-0.9, has_zeros=True), _Draw(wholes=4)]
 _ROUNDS = 4  # of each
 # Relative errors of a loss, by the numbers that it is computed with.
 _ROUNDING = {tf.bfloat16: 0.08, tf.float16: 0.01, tf.float32: 6e-6, tf.float64: 1e-14}
@@ -324,7 +326,10 @@ class _Verdict:
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         """Returns whether a gradient may go through a tensor to a variable."""
         # Copies of static batches read no variables.
-        original = self._graph.get_tensor_by_name(tensor.name)
+        try:
+            original = self._graph.get_tensor_by_name(tensor.name)
+        except KeyError:
+            return False  # from tables of the batch, which are of the copy alone
 
         def inputs_of(operation: tf.Operation) -> list[tf.Tensor]:
             is_end = operation.type in {*BATCHES, *FED, *OF_SHAPES}
@@ -391,7 +396,8 @@ class _Verdict:
         return [others | one, others | two, *mixed]
 
     def _examples(self, random, draw: _Draw) -> dict[str, np.ndarray]:
-        values = draw_examples(random, self._head, self._size, draw.low, draw.high)
+        limits = draw.low, draw.high, draw.wholes
+        values = draw_examples(random, self._head, self._size, *limits)
         shares = random.beta(0.5, 0.5, 2)  # of zeros, in each half: many numbers differ
         for tensor, axis, *_ in self._head.rows:
             value = values[tensor.name]

@@ -174,7 +174,7 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
 
 
 def draw_examples(
-    random, head: Head, number: int, low: float, high: float = 0.9
+    random, head: Head, number: int, low: float, high: float = 0.9, wholes: int = 2
 ) -> dict[str, np.ndarray]:
     """Returns random examples by the names of tensors.
 
@@ -184,6 +184,7 @@ def draw_examples(
         number: Number of examples.
         low: The least of the numbers, but for whole ones.
         high: The largest one.
+        wholes: Whole numbers are below this one.
 
     Raises:
         ValueError: If they are too many.
@@ -194,7 +195,7 @@ def draw_examples(
         shape[axis] = number * span
         if np.prod(shape) > _MOST_NUMBERS:
             raise ValueError("Examples must have numbers that can be drawn.")
-        values[tensor.name] = _draw(random, tensor.dtype, shape, low, high)
+        values[tensor.name] = _draw(random, tensor.dtype, shape, low, high, wholes)
     return values
 
 
@@ -383,15 +384,20 @@ def _draw_variables(graph: tf.Graph, session) -> None:
 
 
 def _draw(
-    random, dtype: tf.DType, shape: list, low: float = 0.1, high: float = 0.9
+    random,
+    dtype: tf.DType,
+    shape: list,
+    low: float = 0.1,
+    high: float = 0.9,
+    wholes: int = 2,
 ) -> np.ndarray:
-    """Returns random numbers; whole ones are 0 or 1, and sorted, if they are in a row."""
+    """Returns random numbers; whole ones are sorted, if they are in a row."""
     shape = [_LENGTH if length is None else length for length in shape]
     if dtype.is_floating:
         value = random.uniform(low, high, shape)
     elif dtype.is_bool:
         value = random.random(shape) < 0.7
     else:
-        value = random.integers(0, 2, shape)
+        value = random.integers(0, wholes, shape)
         value = np.sort(value) if len(shape) == 1 else value
     return value.astype(dtype.base_dtype.as_numpy_dtype)

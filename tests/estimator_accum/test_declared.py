@@ -718,3 +718,46 @@ def test_a_mean_over_tokens_is_told_its_weight_once_for_all_replicas(caplog):
             lambda: _train_op(OF_OWN_NUMBERS["by_its_mask"](_Regression()), 2)
         )
     assert caplog.text.count(WARNING) == 1
+
+
+def _token_losses(tokens):
+    table = v1.get_variable("tokens", [9, 5])
+    output = v1.get_variable("output", [5, 9])
+    logits = tf.tensordot(tf.gather(table, tokens), output, 1)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tokens, logits=logits)
+
+
+def _mean_by_a_mask(batch):
+    is_sparse = isinstance(batch, tf.SparseTensor)
+    tokens = tf.sparse.to_dense(batch) if is_sparse else batch.to_tensor()
+    mask = tf.cast(tokens > 0, tf.float32)
+    return tf.reduce_sum(_token_losses(tokens) * mask) / tf.reduce_sum(mask)
+
+
+def _mean_of_examples(batch):
+    if isinstance(batch, tf.SparseTensor):
+        batch = tf.RaggedTensor.from_sparse(batch)
+    return tf.reduce_mean(
+        tf.reduce_mean(batch.with_values(_token_losses(batch.values)), 1)
+    )
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize(
+    ("make", "is_warned_of"),
+    [
+        (lambda batch: tf.reduce_mean(_token_losses(batch.values)), True),
+        (_mean_by_a_mask, True),
+        (_mean_of_examples, False),
+    ],
+    ids=["entries", "mask", "examples"],
+)
+def test_a_mean_over_tokens_of_a_batch_of_lists_is_told_its_weight(
+    make, is_warned_of, kind, fresh_graph, caplog
+):
+    tokens = tf.ragged.constant([[1, 2, 3], [4]] * 8, dtype=tf.int64)
+    tokens = tokens if kind == "ragged" else tokens.to_sparse()
+    batches = tf.data.Dataset.from_tensor_slices(tokens).batch(8)
+    batch = v1.data.make_one_shot_iterator(batches).get_next()
+    _train_op(make(batch), 3)
+    assert caplog.text.count(WARNING) == is_warned_of

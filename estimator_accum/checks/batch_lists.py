@@ -1,0 +1,51 @@
+"""Sparse or ragged tensors of a batch, as tables with a row for each example.
+
+    table[n, length], is_there[n, length]    ->    the entries that are there, in order
+
+An element of a data set has such a tensor in one piece, which tells no number of
+examples. So an analysis gets tables in its place, which have a row for each example.
+"""
+
+import tensorflow as tf
+
+from estimator_accum.graph.names import BATCHES
+
+_RAGGED = "RaggedTensorFromVariant"
+
+
+def is_list_of_batch(operation: tf.Operation) -> bool:
+    """Returns whether an operation results in a sparse or ragged tensor of a batch.
+
+    That of a ragged one has a list for each example, and no lists in these.
+    """
+    if operation.type not in ("DeserializeSparse", _RAGGED):
+        return False
+    is_nested = operation.type == _RAGGED and len(operation.outputs) != 2
+    return not is_nested and operation.inputs[0].op.type in BATCHES
+
+
+def list_from_tables(
+    operation: tf.Operation,
+) -> tuple[list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Computes the results of an operation from tables, under the same names.
+
+    Args:
+        operation: An operation of another graph, for which `is_list_of_batch` holds.
+
+    Returns:
+        Results; the placeholders of the table and of which entries are there.
+    """
+    values = operation.outputs[1]
+    with tf.name_scope("tables_of_batch"):
+        shape = [None, None, *values.shape[1:]]
+        table = tf.compat.v1.placeholder(values.dtype, shape)
+        is_there = tf.compat.v1.placeholder(tf.bool, [None, None])
+        places = tf.where(is_there)
+        results = [tf.gather_nd(table, places)]
+        if operation.type == _RAGGED:
+            dtype = operation.outputs[0].dtype
+            lengths = tf.reduce_sum(tf.cast(is_there, dtype), 1)
+            results.insert(0, tf.concat([tf.zeros([1], dtype), tf.cumsum(lengths)], 0))
+        else:
+            results = [places, *results, tf.shape(is_there, tf.int64)]
+    return tf.raw_ops.IdentityN(input=results, name=operation.name), (table, is_there)
