@@ -27,7 +27,7 @@ def is_list_of_batch(operation: tf.Operation) -> bool:
 def list_from_tables(
     operation: tf.Operation,
 ) -> tuple[list[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Computes the results of an operation from tables, under the same names.
+    """Computes the results of an operation from tables.
 
     Args:
         operation: An operation of another graph, for which `is_list_of_batch` holds.
@@ -41,11 +41,11 @@ def list_from_tables(
         table = tf.compat.v1.placeholder(values.dtype, shape)
         is_there = tf.compat.v1.placeholder(tf.bool, [None, None])
         places = tf.where(is_there)
-        results = [tf.gather_nd(table, places)]
-        if operation.type == _RAGGED:
-            dtype = operation.outputs[0].dtype
-            lengths = tf.reduce_sum(tf.cast(is_there, dtype), 1)
-            results.insert(0, tf.concat([tf.zeros([1], dtype), tf.cumsum(lengths)], 0))
-        else:
-            results = [places, *results, tf.shape(is_there, tf.int64)]
-    return tf.raw_ops.IdentityN(input=results, name=operation.name), (table, is_there)
+        entries = tf.gather_nd(table, places)
+        lengths = tf.reduce_sum(tf.cast(is_there, operation.outputs[0].dtype), 1)
+        begins = tf.concat([tf.zeros_like(lengths[:1]), tf.cumsum(lengths)], 0)
+    # Under the same name, since a sentence may tell it.
+    _, entries = tf.raw_ops.IdentityN(input=[entries] * 2, name=operation.name)
+    if operation.type == _RAGGED:
+        return [begins, entries], (table, is_there)
+    return [places, entries, tf.shape(is_there, tf.int64)], (table, is_there)

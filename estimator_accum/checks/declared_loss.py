@@ -84,10 +84,7 @@ def check_equal_weights(
     is_weighted = reduction == "sum" or weight is not None
     if loss is None or steps == 1 or is_weighted:
         return
-    needed = data_ancestors(
-        [loss.op],
-        lambda op: () if op.type in BATCHES or is_list_of_batch(op) else op.inputs,
-    )
+    needed = _needed(loss)
     captured = captured_among(needed)
     fed = [op for op in needed if op.type in {*BATCHES, *FED} and op not in captured]
     outputs = [tensor for operation in fed for tensor in operation.outputs]
@@ -172,25 +169,33 @@ def _has_batch(operation: tf.Operation) -> bool:
 
 def _are_sums(loss: tf.Tensor) -> list[bool]:
     """Returns whether each term of a loss is a sum over the examples of a batch."""
-    needed = data_ancestors(
-        [loss.op], lambda op: () if op.type in BATCHES else op.inputs
-    )
-    sources = [op for op in needed if op.type in BATCHES]
+    needed = _needed(loss)
+    lists = [*filter(is_list_of_batch, needed)]
+    sources = {op for op in needed if op.type in BATCHES}
+    sources |= {operation.inputs[0].op for operation in lists}
     sizes = {batch_size_of(source) for source in sources}
     if len(sizes) != 1 or not sizes.isdisjoint({None, 1}):
         return []  # the sum over one example is the mean
     (size,) = sizes
     outputs = [output for source in sources for output in source.outputs]
     rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
-    if rows:
+    if rows and not lists:
         return _are_sums_of(loss, rows, outputs, size)
-    rows = [t for t in outputs if t.shape.rank and t.shape[0] == size]
-    if not rows:
+    rows = rows or [t for t in outputs if t.shape.rank and t.shape[0] == size]
+    if not (rows or lists):
         return []
-    copy, copies, _ = _copy_of_any_size(loss, needed, outputs, rows)
+    copy, copies, tables = _copy_of_any_size(loss, needed, outputs, rows, lists)
     with copy.graph.as_default():
-        of_rows = [copies[tensor.ref()] for tensor in rows]
-        return _are_sums_of(copy, of_rows, list(copies.values()), size)
+        of_rows = [copies[tensor.ref()] for tensor in rows] + tables
+        return _are_sums_of(copy, of_rows, [*copies.values(), *tables], size)
+
+
+def _needed(loss: tf.Tensor) -> dict:
+    """Returns the operations from a batch to a loss, as `data_ancestors` does."""
+    return data_ancestors(
+        [loss.op],
+        lambda op: () if op.type in BATCHES or is_list_of_batch(op) else op.inputs,
+    )
 
 
 def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[bool]:
