@@ -14,10 +14,7 @@ When training ends, either at the last micro-step or at the end of the data:
     CheckpointSaverHook.end -> saver.save     the partial window first, if it is applied
     AccumulationHook.end                      logs whether it was kept or applied
 
-The data has ended if the last run of a train op did not finish: a micro-step that finds
-no batch raises OutOfRangeError, and `after_run` is not called. In a loop that feeds, the
-run that fetches the batch does not finish: one that also ran since the micro-step before
-the last, unless a hook has asked to stop.
+`_end_of_data.py` finds whether the data has ended.
 
 A run that ends with an error does not call `end`: its partial window is the one in its
 last checkpoint.
@@ -26,6 +23,7 @@ last checkpoint.
 import logging
 import numbers
 import os
+import re
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -34,6 +32,7 @@ from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
 from estimator_accum.core.registry import Window, get_windows
 from estimator_accum.graph.internals import context_of
+from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors, fetched_operations
 from estimator_accum.hooks._checkpoints import (
@@ -43,6 +42,7 @@ from estimator_accum.hooks._checkpoints import (
     get_or_add_saver,
     keep_initial_values,
 )
+from estimator_accum.hooks._end_of_data import EndOfData
 from estimator_accum.hooks._reported import ReportedWindow
 from estimator_accum.hooks._signals import SignalStop
 from estimator_accum.hooks._summary import TrainingSummary
@@ -51,8 +51,8 @@ from estimator_accum.reports._progress import ProgressReport
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
-# Kind of a `session.run` by the caller; others are known by what they fetch.
-_TRAIN_OP = "train op"
+# Operations that take a batch from outside of the graph.
+_READERS = re.compile(f"{TAKING_A_BATCH.pattern}|.*PyFunc")
 _PARTIAL_WINDOW_CHOICES = ("auto", "keep", "apply")
 
 
@@ -84,7 +84,8 @@ def make_accumulation_hooks(
             they are applied, divided by their own weight, and the final checkpoint
             holds the result. "auto": applied if the data ends, as the big batch would
             be; kept if training stops for another reason, such as `steps`, `max_steps`
-            or a hook that requests it. With `save_on_signal` a signal keeps it in each
+            or a hook that requests it, or the end of data that the train op was not fed
+            with. With `save_on_signal` a signal keeps it in each
             case.
         metrics_dir: Folder for `train_metrics.csv` and TensorBoard events, one row per
             update; None writes neither. Each further accumulating train op of the graph
@@ -262,9 +263,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
         self._run_context = None
-        self._is_asked_to_stop = False
-        self._running, self._ended = None, set()  # kinds of runs; those that failed
-        self._since, self._feeding = set(), {}  # runs before each train op's last one
+        self._data = EndOfData()
         self._last_global_step, self._last_held = session.run(self._global_step), 0
         if self._signals is not None:
             self._signals.open(coord)
@@ -281,10 +280,15 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             check_is_saved(self._watch)
         self._note_the_end()
         self._run_context = run_context
-        self._requested, fetches = self._windows_that_run(run_context)
-        self._running = _TRAIN_OP if self._requested else fetches
+        self._requested, request, has_reader = self._windows_that_run(run_context)
+        arguments = run_context.original_args
+        feeds = list((arguments.feed_dict or {}).values())
+        self._data.start(None if self._requested else request, has_reader, feeds)
         if not self._requested:
-            return None
+            if not has_reader:
+                return None
+            # The caller's own values: a session returns one array for a tensor.
+            return tf.compat.v1.train.SessionRunArgs(arguments.fetches)
         fetched = [window.fetched for window in self._requested]
         return tf.compat.v1.train.SessionRunArgs(fetched, self._stop_requests())
 
@@ -296,13 +300,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return {request: 1.0 for request in requests if request is not None}
 
     def after_run(self, run_context, run_values) -> None:
-        self._ended.discard(self._running)
-        self._since.add(self._running)
-        if self._running == _TRAIN_OP:
-            names = tuple(reported.window.name for reported in self._requested)
-            self._feeding[names], self._since = self._since, set()
-        self._running = None
-        for window, fetched in zip(self._requested, run_values.results or ()):
+        self._data.finish(run_values.results)
+        if not self._requested:
+            return
+        for window, fetched in zip(self._requested, run_values.results, strict=True):
             values = window.take(fetched)
             if "global_step" in values:
                 self._last_global_step = int(values["global_step"])
@@ -330,30 +331,28 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return self._signals.is_asked
 
     def _note_the_end(self) -> None:
-        """Notes the run before, if it did not finish and the train op needs it.
-
-        If a hook has asked to stop, it is no end of the data that a loop feeds.
-        """
+        """Notes the run before, if it did not finish."""
         context = self._run_context
-        self._is_asked_to_stop |= context is not None and context.stop_requested
-        needed = {_TRAIN_OP}
-        if self._is_asked_to_stop:
-            self._ended &= needed
-        else:
-            needed.update(*self._feeding.values())
-        self._ended |= {self._running} & needed
+        self._data.note(context is not None and context.stop_requested)
 
-    def _windows_that_run(self, run_context) -> tuple[list[ReportedWindow], tuple]:
-        """Returns the windows whose train op the caller runs, and all that it fetches."""
-        graph = run_context.session.graph
-        operations = fetched_operations(graph, run_context.original_args.fetches)
+    def _windows_that_run(
+        self, run_context
+    ) -> tuple[list[ReportedWindow], tuple, bool]:
+        """Returns the windows whose train op the caller runs, and all that it fetches.
+
+        The last item is whether the run takes a batch from outside of the graph.
+        """
+        graph, arguments = run_context.session.graph, run_context.original_args
+        operations = fetched_operations(graph, arguments.fetches)
+        fed = set(fetched_operations(graph, list(arguments.feed_dict or ())))
         request = tuple(operation.name for operation in operations)
-        if request not in self._known_requests:
-            needed = ancestors(operations)
-            self._known_requests[request] = [
-                window for window in self._windows if window.runs_with(needed)
-            ]
-        return self._known_requests[request], request
+        key = request, frozenset(fed)
+        if key not in self._known_requests:
+            windows = [w for w in self._windows if w.runs_with(ancestors(operations))]
+            needed = ancestors(operations, lambda operation: operation not in fed)
+            has_reader = any(_READERS.match(operation.type) for operation in needed)
+            self._known_requests[key] = windows, request, has_reader
+        return self._known_requests[key]
 
     def end(self, session) -> None:
         if self._applies_at_the_end():
@@ -368,6 +367,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         else:
             kept = [window.log_kept(session) for window in self._windows]
             self._summary.keep(*kept[0])
+            if self._partial_window == "auto" and any(held for held, _ in kept):
+                self._data.warn_of_unknown()
         for window in self._windows:
             window.close()
         if self._is_stopped or (self._signals is not None and self._signals.is_asked):
@@ -413,16 +414,16 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             return False
         if self._partial_window == "auto":
             self._note_the_end()
-            return bool(self._ended)
+            return self._data.has_ended()
         return self._partial_window == "apply"
 
     def _is_final_save(self, session) -> bool:
         """Returns whether this save is the last, and a partial window is applied."""
-        if self._run_context is None or self._running not in (None, _TRAIN_OP):
+        if self._run_context is None or self._data.is_training is False:
             return False  # `end` saves again if necessary
         if not self._applies_at_the_end():
             return False
-        if self._running == _TRAIN_OP:
+        if self._data.is_training:
             # Either the data has ended, or an earlier hook saves right after this
             # micro-step.
             if self._place.is_on_worker:  # others move global_step

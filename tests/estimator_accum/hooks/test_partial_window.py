@@ -1,6 +1,7 @@
 """A partial window whose update depends on tensors of the micro-batch."""
 
 import contextlib
+import types
 
 import numpy as np
 import pytest
@@ -104,53 +105,167 @@ def test_what_no_micro_step_has_told_leaves_the_window_open(tmp_path, caplog):
     assert estimator.get_variable_value("update_step") == 2
 
 
-def _feed_each(session, batch, train):
+_END = contextlib.suppress(tf.errors.OutOfRangeError)
+
+
+def _ignore(value):
+    """Stands in for an evaluation."""
+
+
+def _feed(run, batch, train):
     while True:
-        train(session.run(batch))
+        train(run(batch))
 
 
-def _feed_with_one_ahead(session, batch, train):
-    value = session.run(batch)
+def _feed_until_caught(run, batch, train):
+    with _END:
+        _feed(run, batch, train)
+
+
+def _feed_views(run, data, train):
+    while True:
+        train(run([data.batch])[0][None][0, :1])
+
+
+def _feed_with_one_ahead(run, data, train):
+    value = run(data.batch)
     try:
         while True:
-            following = session.run(batch)
+            following = run(data.batch)
             train(value)
             value = following
     except tf.errors.OutOfRangeError:
         train(value)
 
 
-def _stop_before_the_end(session, batch, train):
+def _feed_from_last_to_first(run, data, train):
+    values = []
+    _feed_until_caught(run, data.batch, values.append)
+    for value in reversed(values):
+        train(value)
+
+
+def _feed_copies(run, data, train):
+    while True:
+        train(run(data.batch) + 0)
+
+
+def _feed_in_turn(run, data, train):
+    while True:  # the end of `other` is the first
+        train(run(data.batch))
+        train(run(data.other))
+
+
+def _feed_then_evaluate_the_same(run, data, train):
+    _feed_until_caught(run, data.batch, train)
+    run(data.start)
+    _feed_until_caught(run, data.batch, _ignore)
+
+
+def _stop(run, data, train):
     for _ in range(3):
-        train(session.run(batch))
+        train(run(data.batch))
+
+
+def _stop_in_the_second_set(run, data, train):
+    _feed_until_caught(run, data.other, train)
+    for _ in range(2):
+        train(run(data.batch))
+
+
+def _stop_then_read_other_data(run, data, train):
+    _stop(run, data, train)
+    _feed(run, data.other, _ignore)
+
+
+def _evaluate_after_each(run, data, train):
+    for _ in range(3):
+        train(run(data.batch))
+        _feed_until_caught(run, data.other, _ignore)
+
+
+def _feed_copies_in_a_loop_that_catches(run, data, train):
+    with _END:
+        _feed_copies(run, data, train)
+
+
+def _feed_arrays_and_evaluate_after_each(run, data, train):
+    for value in (1.0, 2.0, 4.0):
+        train(np.array([value], np.float32))
+        _feed_until_caught(run, data.other, _ignore)
+
+
+def _stop_then_evaluate_the_same(run, data, train):
+    _stop(run, data, train)
+    run(data.start)
+    _feed_until_caught(run, data.batch, _ignore)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("loop", "reads_more", "expected"),
+    ("loop", "expected"),
     [
-        (_feed_each, False, -5.5),
-        (_feed_with_one_ahead, False, -5.5),
-        (_stop_before_the_end, False, -1.5),
-        (_stop_before_the_end, True, -1.5),  # the end of other data
+        (lambda run, data, train: _feed(run, data.batch, train), -5.5),
+        (_feed_views, -5.5),
+        (_feed_with_one_ahead, -5.5),
+        (_feed_from_last_to_first, -4.0),
+        (_feed_copies, -5.5),
+        (_feed_in_turn, -6.5),
+        (_feed_then_evaluate_the_same, -5.5),
+        (_stop, -1.5),
+        (_stop_in_the_second_set, -4.5),
+        (_stop_then_read_other_data, -1.5),
+        (_evaluate_after_each, -1.5),
+        (_feed_copies_in_a_loop_that_catches, "unknown"),
+        (_feed_arrays_and_evaluate_after_each, "unknown"),
+        (_stop_then_evaluate_the_same, "unknown"),
     ],
 )
-def test_the_end_of_data_is_seen_where_a_loop_feeds(loop, reads_more, expected):
+def test_the_end_of_data_is_seen_where_a_loop_feeds(loop, expected, caplog):
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
-        batch, other = (
-            v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(values))
+        iterators = [
+            v1.data.make_initializable_iterator(
+                tf.data.Dataset.from_tensor_slices(values).batch(1)
+            )
             for values in ([1.0, 2.0, 4.0], [8.0])
-        )
-        batch, other = batch.get_next(), other.get_next()
+        ]
+        batch, other = (iterator.get_next() for iterator in iterators)
+        start, start_other = (iterator.initializer for iterator in iterators)
+        data = types.SimpleNamespace(batch=batch, other=other, start=start)
+        x, w = v1.placeholder(tf.float32, [1]), v1.get_variable("w", initializer=0.0)
+        train_op = make_accumulating_train_op(w * x[0], sgd(1.0), 2)
+        values = _ValuesAtTheEnd(w)
+        hooks = [*make_accumulation_hooks(), values]
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            session.run([start, start_other])
+            loop(session.run, data, lambda value: session.run(train_op, {x: value}))
+    is_unknown = expected == "unknown"
+    assert values.at_the_end == (-1.5 if is_unknown else expected)
+    assert ('`partial_window` must be "apply" or "keep"' in caplog.text) == is_unknown
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("steps", "expected"), [(9, -5.5), (3, -1.5)])
+def test_the_end_of_data_is_seen_behind_step_functions(steps, expected):
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 4.0])
+        batch = v1.data.make_one_shot_iterator(data).get_next()
         x, w = v1.placeholder(tf.float32, []), v1.get_variable("w", initializer=0.0)
         train_op = make_accumulating_train_op(w * x, sgd(1.0), 2)
         values = _ValuesAtTheEnd(w)
         hooks = [*make_accumulation_hooks(), values]
+
+        def feed(step_context):
+            if step_context.session.run(step) == steps:
+                step_context.request_stop()
+            value = step_context.session.run(batch)
+            step_context.run_with_hooks(train_op, {x: value})
+
         with v1.train.MonitoredSession(hooks=hooks) as session:
-            loop(session, batch, lambda value: session.run(train_op, {x: value}))
-            while reads_more:
-                session.run(other)
+            while not session.should_stop():
+                session.run_step_fn(feed)
     assert values.at_the_end == expected
 
 
