@@ -167,13 +167,9 @@ class BatchRunner:
         """Computes tensors of the last batch with the present weights.
 
         Args and results are those of `run`. Changes nothing: the last pass does without
-        its operations, and the others may run twice.
+        its operations, and the others may run twice. The other processes may not run it,
+        so nothing is exchanged: a loss of all processes is the last update's.
         """
-        if any(replica.batch.works.exchange for replica in self._replicas):
-            raise ValueError(
-                "A hook's `end` must not need rows of several processes. Received: a "
-                "tensor of a whole_batch_loss. Fetch it by `before_run`."
-            )
         return self._run_passes(session, self.rows, place, fetches, is_read=True)
 
     def _stage(self, session, taken: list[tf.Tensor]) -> tuple[list, list]:
@@ -244,6 +240,10 @@ class BatchRunner:
             marks = dict.fromkeys(
                 names_of(p for work in works for p in work.done), True
             )
+            exchanges = (replica.batch.works.exchange for replica in self._replicas)
+            if is_read and turn is Turn.JOINT and any(exchanges):
+                done |= marks  # the slots hold the last update's
+                continue
             if is_whole and marks:
                 later |= marks  # the last pass does the work of this one
                 continue

@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 v1 = tf.compat.v1
 
 
-def _at_once(kind: str) -> dict[str, np.ndarray]:
-    """Trains on one device, with the joined batches at once."""
+def _at_once(kind: str) -> tuple[dict[str, np.ndarray], float]:
+    """Trains on one device; returns weights and the loss of the last joined batch."""
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
         iterator = v1.data.make_one_shot_iterator(strategy_program.batches(kind, True))
         x, replica = iterator.get_next()
         outputs = strategy_program.towers(x)
-        loss = strategy_program.loss_fn(outputs)
+        loss = joint = strategy_program.loss_fn(outputs)
         for i in range(2):  # of each replica's own examples, weighted by their number
             rows = tf.where(tf.equal(replica, i))[:, 0]
             share = tf.size(rows) / tf.size(replica)
@@ -33,10 +33,11 @@ def _at_once(kind: str) -> dict[str, np.ndarray]:
         train_op = strategy_program.train_op_of(loss)
         with v1.train.SingularMonitoredSession() as session:
             while not session.should_stop():
-                session.run(train_op)
+                _, last = session.run([train_op, joint])
                 variables = v1.trainable_variables()
                 values = session.raw_session().run(variables)
-        return {v.op.name: x for v, x in zip(variables, values, strict=True)}
+        weights = {v.op.name: x for v, x in zip(variables, values, strict=True)}
+        return weights, last
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,11 @@ def test_two_replicas_train_as_one_device_with_the_batch_at_once(
 ):
     ours = strategy_program.result("whole_batch", kind, tmp_path, *options)
     assert ours["global_step"] == 3
-    for name, value in _at_once(kind).items():
+    weights, loss = _at_once(kind)
+    for name, value in weights.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
     if options:
         count = json.loads((tmp_path / "micro_batches-worker-1.json").read_text())
         assert count["micro_batches"] == 4
+        at_end = float((tmp_path / "at_end").read_text())
+        np.testing.assert_allclose(at_end, loss, rtol=1e-5)

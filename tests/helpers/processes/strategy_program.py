@@ -251,13 +251,27 @@ def _contrast(kind: str, folder: str, options: dict) -> None:
         if fits is not None:
             query = _with_gradient_in_memory(query, fits)
         outputs = query, document
-        loss = whole_batch_loss(outputs, loss_fn, across_replicas=True)
+        loss = joint = whole_batch_loss(outputs, loss_fn, across_replicas=True)
         loss += whole_batch_loss(outputs, loss_fn)
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op_of(loss))
+        hooks = [] if kind == "mirrored" else [_WriteAtEnd(joint, folder)]
+        train_op = train_op_of(loss)
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=train_op, training_chief_hooks=hooks
+        )
 
     model_fn = microbatch_model_fn(model_fn, 3 if fits is None else "auto")
     updates = len(_SIZES[kind])
     _train_estimator(kind, folder, options, model_fn, lambda: batches(kind), updates)
+
+
+class _WriteAtEnd(v1.train.SessionRunHook):
+    """Writes a scalar to FOLDER/at_end."""
+
+    def __init__(self, tensor: tf.Tensor, folder: str):
+        self._tensor, self._file = tensor, pathlib.Path(folder, "at_end")
+
+    def end(self, session) -> None:
+        self._file.write_text(str(session.run(self._tensor)))
 
 
 def _with_gradient_in_memory(outputs: tf.Tensor, fits: int) -> tf.Tensor:
