@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 _FIRST_PORT = 20000  # below the range of ephemeral ports
 _NUM_PORTS = 10000
-# A step has one block of ports. Jobs in a row share none; jobs 312 apart do, and so do
-# step 1 of a job and step 0 of the one 119 after it.
+# 64 tasks of a step on a node have one block of ports. Jobs in a row share none; jobs 312
+# apart do, and so do step 1 of a job and step 0 of the one 119 after it.
 _FIRST_BLOCK, _NUM_BLOCKS, _BLOCK_PORTS = 12000, 312, 64
 _BLOCKS_BETWEEN_STEPS = 119  # 0.382 of all: the first steps of a job lie far apart
+_BLOCKS_BETWEEN_TASKS = 37  # of one step and node; eight blocks lie far from each other
 _NAMES = (
     "SLURM_JOB_ID",
     "SLURM_PROCID",
@@ -35,12 +36,15 @@ def read_step(environment: Mapping[str, str]) -> tuple[list[str], int]:
         )
         if int(environment.get("SLURM_HET_SIZE") or 1) > 1:
             raise ValueError("SLURM_HET_SIZE of a job with several components")
-        port = _first_port_of_step(int(job), int(environment.get("SLURM_STEP_ID") or 0))
+        step = int(environment.get("SLURM_STEP_ID") or 0)
+        block = int(job) + _BLOCKS_BETWEEN_STEPS * step
         counts = zip(expand_nodes(nodes), _expand_counts(tasks), strict=True)
-        addresses = [f"{n}:{port + i}" for n, c in sorted(counts) for i in range(c)]
+        addresses = [
+            f"{n}:{_port(block, i)}" for n, c in sorted(counts) for i in range(c)
+        ]
         if len(addresses) != int(size):
             raise ValueError(f"{size} tasks, and {len(addresses)} on the nodes")
-        return addresses, addresses.index(f"{node}:{port + int(local_id)}")
+        return addresses, addresses.index(f"{node}:{_port(block, int(local_id))}")
     except (KeyError, ValueError) as error:
         raise ValueError(
             f"Slurm must describe the step with {', '.join(_NAMES[:-1])} and "
@@ -48,9 +52,11 @@ def read_step(environment: Mapping[str, str]) -> tuple[list[str], int]:
         ) from error
 
 
-def _first_port_of_step(job: int, step: int) -> int:
-    block = (job + _BLOCKS_BETWEEN_STEPS * step) % _NUM_BLOCKS
-    return _FIRST_BLOCK + _BLOCK_PORTS * block
+def _port(block: int, local_id: int) -> int:
+    """Returns the port of a task, by its step's first block and its number on the node."""
+    blocks, place = divmod(local_id, _BLOCK_PORTS)
+    block = (block + _BLOCKS_BETWEEN_TASKS * blocks) % _NUM_BLOCKS
+    return _FIRST_BLOCK + _BLOCK_PORTS * block + place
 
 
 def first_port(job: int) -> int:

@@ -195,11 +195,15 @@ def test_slurm_without_a_variable_is_refused(name):
 
 
 def test_slurm_steps_with_near_numbers_share_no_port():
-    """64 tasks on a node: 150 jobs in a row, and the first 5 steps of 20 jobs."""
+    """64 tasks on a node: 150 jobs in a row, and the first 5 steps of 20 jobs.
 
-    def ports(job: int, step: int) -> set[str]:
-        variables = {"SLURM_STEP_NODELIST": "n9", "SLURM_STEP_TASKS_PER_NODE": "64"}
-        variables |= {"SLURM_STEP_NUM_TASKS": "64", "SLURM_STEP_ID": str(step)}
+    512 tasks on a node: the first 2 steps of 8 jobs.
+    """
+
+    def ports(job: int, step: int, tasks: int = 64) -> set[str]:
+        variables = {"SLURM_STEP_NODELIST": "n9", "SLURM_STEP_ID": str(step)}
+        for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS"):
+            variables[name] = str(tasks)
         return set(
             read_cluster(_SLURM | variables | {"SLURM_JOB_ID": str(job)}).workers
         )
@@ -208,6 +212,8 @@ def test_slurm_steps_with_near_numbers_share_no_port():
     assert len(set().union(*(ports(*step) for step in steps))) == 64 * len(steps)
     steps = [(job, step) for job in range(4200, 4220) for step in range(5)]
     assert len(set().union(*(ports(*step) for step in steps))) == 64 * len(steps)
+    steps = [(job, step, 512) for job in range(4200, 4208) for step in range(2)]
+    assert len(set().union(*(ports(*step) for step in steps))) == 512 * len(steps)
 
 
 def test_slurm_with_another_number_of_tasks_is_refused():
