@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import pathlib
+import socket
 import sys
 import threading
 import traceback
@@ -62,7 +63,7 @@ def ended_in_words(
             if isinstance(error, LockedFolderError):  # of tasks that have to end yet
                 code = EXIT_AGAIN
             if _NO_SERVER in str(error):
-                code, sentence = EXIT_AGAIN, _no_port(cluster)
+                code, sentence = _no_port(cluster)
         if sentence is None:
             code = 1
             traceback.print_exc()
@@ -77,9 +78,21 @@ def ended_in_words(
     os._exit(code)  # TensorFlow's threads would keep the process alive
 
 
-def _no_port(cluster: Cluster) -> str:
-    """Returns the sentence about a task that cannot take its address."""
-    return (
+def _no_port(cluster: Cluster) -> tuple[int, str]:
+    """Returns the exit code and sentence of a task that cannot take its address."""
+    port = cluster.address.rpartition(":")[2]
+    try:
+        with socket.socket() as server:
+            server.bind(("", int(port)))
+    except PermissionError:
+        return 2, (
+            "The port of a task must be one that its user may open. Received: "
+            f"{cluster.address} of {cluster.name}, and port {port} is for privileged "
+            "users. Give the task a port of 1024 or above, in the addresses of all tasks."
+        )
+    except OSError:  # another process, as TensorFlow has found
+        pass
+    return EXIT_AGAIN, (
         "The address of a task must be free on its machine. Received: "
         f"{cluster.address} of {cluster.name}, whose port another process uses. End that "
         "process, or give the task another port, and start all tasks again."

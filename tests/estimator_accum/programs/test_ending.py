@@ -99,6 +99,21 @@ def test_a_task_whose_port_is_taken_names_its_address(
 
 
 @pytest.mark.once
+def test_a_task_that_may_not_open_its_port_is_told_so(tmp_path, capsys, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    codes = []
+    monkeypatch.setattr(ending.os, "_exit", codes.append)
+    monkeypatch.setattr(ending.socket.socket, "bind", refuse)
+    cluster = Cluster("chief:80", ("a:2222",))
+    with ending.ended_in_words("program", str(tmp_path), "", cluster):
+        raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
+    said = capsys.readouterr().err
+    assert codes == [2] and "Received: chief:80 of chief 0, and port 80 is" in said
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("cluster", "code"), [(Cluster("a:1", ("b:2",)), 75), (Cluster(), 2)]
 )
