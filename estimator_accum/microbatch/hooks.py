@@ -14,6 +14,7 @@ N = number of examples in the batch.
 """
 
 import functools
+import itertools
 import logging
 import math
 import time
@@ -162,22 +163,22 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            names = _computed_from(getattr(error, "op", None), needs)
             raise ValueError(
                 "Tensors that hooks and summaries compute from all examples must fit in "
-                f"memory. Received: {needs.values[0].name} at {self._place}, for which "
-                "it ran out. Fetch the tensor from which it is computed, or use smaller "
-                "batches."
+                f"memory. Received: {names} at {self._place}, for which it ran out. Fetch "
+                "the tensor from which it is computed, or use smaller batches."
             ) from error
         return dict(zip(names_of(needs.values), values, strict=True))
 
     def _warn_of_rows(self, needs: Needs, joined: dict) -> None:
         """Names tensors that are fetched for all examples, and larger than the batch."""
-        for name, values in joined.items():
-            if values.size > self._runner.numbers and name not in self._named:
+        for tensor, _ in itertools.chain(*needs.rows):
+            name, values = tensor.name, joined.get(tensor.name, ())
+            if np.size(values) > self._runner.numbers and name not in self._named:
                 self._named.add(name)
-                _logger.warning(
-                    _FETCHED, needs.values[0].name, name, list(values.shape)
-                )
+                users = _computed_from(tensor.op, needs)
+                _logger.warning(_FETCHED, users, name, list(values.shape))
 
     def _summarize(self) -> None:
         """Does nothing: only training has summaries of the number of micro-batches."""
@@ -344,6 +345,20 @@ class PredictionHook(MicroBatchHook):
             name = self._names[tensor.ref()]
             feeds[tensor.name] = _joined(name, tensor, values, sizes)
         return feeds | self._values(session, needs, feeds, [fetched])
+
+
+def _computed_from(operation: tf.Operation | None, needs: Needs) -> str:
+    """Returns the names of `needs.values` that need an operation, with other rows fed.
+
+    All names are returned if none is known to need it.
+    """
+    fed = {tensor.op for tensor, _ in itertools.chain(*needs.rows)} - {operation}
+    users = [
+        tensor
+        for tensor in needs.values
+        if operation in ancestors([tensor.op], lambda other: other not in fed)
+    ]
+    return ", ".join(names_of(users or needs.values))
 
 
 def _scalars(results):

@@ -492,8 +492,8 @@ def test_a_histogram_of_more_numbers_than_the_batch_has_is_named(
     def histogram(spec, features, labels):
         table = tf.ones([2, width])
         hidden = tf.matmul(spec.predictions["scores"], table, name="hidden")
-        v1.summary.histogram("of_hidden", hidden)
-        _fetch(v1.summary.merge_all())
+        of_labels = tf.reduce_max(labels, name="of_labels")
+        _fetch(v1.summary.histogram("of_hidden", hidden), of_labels)
         return spec
 
     def model_fn(features, labels, mode):
@@ -502,4 +502,19 @@ def test_a_histogram_of_more_numbers_than_the_batch_has_is_named(
     _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
     messages = [r.getMessage() for r in caplog.records if "all rows" in r.getMessage()]
     assert len(messages) == is_named
-    assert not messages or "hidden:0 of shape [16, 64]" in messages[0]
+    assert not messages or "for of_hidden:0, hidden:0 of shape [16," in messages[0]
+
+
+def test_a_value_that_runs_out_of_memory_is_named():
+    def fail(scores):
+        raise MemoryError
+
+    def model_fn(features, labels, mode):
+        spec = _inner("own")(features, labels, mode)
+        scores = spec.predictions["scores"]
+        failing = tf.numpy_function(fail, [scores], tf.float32, name="failing")
+        _fetch(tf.identity(failing, "hook"), tf.reduce_max(labels, name="of_labels"))
+        return spec
+
+    with pytest.raises(ValueError, match=r"memory\. Received: (hook|failing):0 at upd"):
+        _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
