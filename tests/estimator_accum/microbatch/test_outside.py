@@ -15,6 +15,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     whole_batch_loss,
 )
+from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models.interception import cut
 
 v1 = tf.compat.v1
@@ -518,3 +519,20 @@ def test_a_value_that_runs_out_of_memory_is_named():
 
     with pytest.raises(ValueError, match=r"memory\. Received: (hook|failing):0 at upd"):
         _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
+
+
+def test_summaries_collect_rows_when_they_are_due_alone(monkeypatch, tmp_path):
+    collected, run = [], BatchRunner.run
+
+    def record(runner, session, place, taken, fetches):
+        collected.extend([tensor.name for tensor in rows] for rows in fetches)
+        return run(runner, session, place, taken, fetches)
+
+    def hooks_of(fetches):
+        v1.summary.histogram("of_scores", fetches["scores"])
+        options = {"output_dir": str(tmp_path), "summary_op": v1.summary.merge_all()}
+        return [v1.train.SummarySaverHook(save_steps=2, **options)]
+
+    monkeypatch.setattr(BatchRunner, "run", record)
+    _train_constant(hooks_of, _with_tensors("own", 4))
+    assert [len(rows) for rows in collected] == [1, 0, 1]
