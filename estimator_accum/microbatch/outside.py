@@ -138,7 +138,7 @@ class Outside:
         raise ValueError(
             "A value of a batch must be fetched in the batch's own run. Received: "
             f"another run, of {path}. Return it from `before_run` of a hook, in "
-            "SessionRunArgs."
+            "SessionRunArgs; in the function of a `run_step_fn`, use run_with_hooks."
         )
 
     def needs_at_end(self, fetches) -> tuple[Needs, dict[tf.Tensor, tf.Tensor]]:

@@ -270,6 +270,28 @@ def test_the_end_of_data_is_seen_behind_step_functions(steps, expected):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("has_hooks", [True, False])
+def test_step_functions_train_the_same_windows(has_hooks):
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 4.0])
+        x = v1.data.make_one_shot_iterator(data).get_next()
+        w = v1.get_variable("w", initializer=0.0)
+        train_op = make_accumulating_train_op(w * x, sgd(1.0), 2)
+        values = _ValuesAtTheEnd(w)
+
+        def train(step_context):
+            session = step_context.session
+            (step_context.run_with_hooks if has_hooks else session.run)(train_op)
+
+        hooks = [*make_accumulation_hooks(), values]
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            while not session.should_stop():
+                session.run_step_fn(train)
+    assert values.at_the_end == -5.5
+
+
+@pytest.mark.once
 def test_the_end_of_an_evaluation_is_not_that_of_the_data():
     with tf.Graph().as_default():
         v1.train.get_or_create_global_step()
