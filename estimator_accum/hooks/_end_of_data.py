@@ -5,9 +5,10 @@ that reads does not finish. It ends the training data if the train op was fed wi
 array, or a view of one, of the last run before it that read the same. The data goes on if
 the train op is fed with what a later run has read.
 
-If no such array was fed, but copies or nothing, the data may have trained or not. Then it
-has ended if its OutOfRangeError ends the session, and else a warning says so. The error
-may also come from a run that hooks do not see, as in `run_step_fn`.
+If no such array was fed, but copies or nothing, the data may have trained or not. It has
+trained if it alone was read before each run of the train op. Else it has ended if its
+OutOfRangeError ends the session, or a warning says so. The error may also come from a run
+that hooks do not see, as in `run_step_fn`.
 """
 
 import collections
@@ -42,11 +43,10 @@ class EndOfData:
         self._running, self._number = None, 0  # kind of the present run; runs so far
         self._ended = {}  # numbers of runs that did not finish, by kind
         self._reads = {}  # (number, references) of the last runs that read, by kind
-        self._fed, self._trained = (
-            {},
-            0,
-        )  # numbers of reads, by kind; of the last train op
+        self._fed = {}  # numbers of the last reads that the train op was fed with
+        self._trained = 0  # number of the last run of the train op
         self._unproven = set()  # kinds that were read for a train op, perhaps
+        self._before_each = None  # kinds that were read before each train op
         self._is_asked_to_stop = False
         self._error = sys.exc_info()[1]
 
@@ -88,9 +88,12 @@ class EndOfData:
                     reads[kind] = number
         for kind, number in reads.items():
             self._fed[kind] = max(number, self._fed.get(kind, 0))
+        numbers = {kind: results[-1][0] for kind, results in self._reads.items()}
+        new = {kind: n for kind, n in numbers.items() if n > self._trained}
+        before = self._before_each
+        self._before_each = set(new) if before is None else before.intersection(new)
         if not reads and not self._has_reader:
-            numbers = {kind: results[-1][0] for kind, results in self._reads.items()}
-            reads = {kind: n for kind, n in numbers.items() if n > self._trained}
+            reads = new
             self._unproven |= set(reads)
         last = self._number if self._has_reader else max(reads.values(), default=0)
         self._ended = {kind: n for kind, n in self._ended.items() if n > last}
@@ -116,6 +119,9 @@ class EndOfData:
         if self._is_asked_to_stop:
             return False
         if _OF_TRAINING in self._ended or any(map(self._was_fed, self._ended)):
+            return True
+        alone = self._before_each or ()
+        if not self._fed and len(alone) == 1 and not alone.isdisjoint(self._ended):
             return True
         error = sys.exc_info()[1]
         if not isinstance(error, tf.errors.OutOfRangeError) or error is self._error:

@@ -216,7 +216,7 @@ def _stop_then_evaluate_the_same(run, data, train):
         (_stop_in_the_second_set, -4.5),
         (_stop_then_read_other_data, -1.5),
         (_evaluate_after_each, -1.5),
-        (_feed_copies_in_a_loop_that_catches, "unknown"),
+        (_feed_copies_in_a_loop_that_catches, -5.5),
         (_feed_arrays_and_evaluate_after_each, "unknown"),
         (_stop_then_evaluate_the_same, "unknown"),
     ],
