@@ -20,6 +20,7 @@ from estimator_accum.graph.internals import (
     change_non_slots,
     is_in_cluster,
     outer_graph_of,
+    reads_of_variable,
 )
 from estimator_accum.graph.outermost import outermost_graph
 from estimator_accum.graph.writers import operations_of_updates
@@ -77,7 +78,10 @@ def apply(
     updates = {type(optimizer).__name__: _noted_operations(number)}
     if options.after_update_ops is not None:
         number = _number_of_operations()
-        with tf.control_dependencies(done):
+        with tf.control_dependencies(done), contextlib.ExitStack() as stack:
+            # It is counted behind them; behind a plain train op, it is counted already.
+            for component in strategy.experimental_local_results(update_step):
+                stack.enter_context(reads_of_variable(component, lambda step: step + 1))
             after = call(_after_update, args=(options.after_update_ops,))
         done = [*done, *strategy.experimental_local_results(after)]
         updates["after_update_ops"] = _noted_operations(number)

@@ -104,8 +104,9 @@ def make_accumulating_train_op(
             updates, also for a micro-batch that is skipped; None takes the graph's
             `UPDATE_OPS`, batch normalization's moving averages.
         after_update_ops: A function that makes the operations to run once after each
-            update, e.g. lambda: [ema.apply(variables)]; an operation made before the
-            call would run with every micro-step.
+            update, e.g. lambda: [ema.apply(variables)], where `update_step` counts this
+            update, too; an operation made before the call would run with every
+            micro-step.
 
     Creates:
         `update_step`, `<name>/micro_steps` (int64 scalars), `<name>/weight`,

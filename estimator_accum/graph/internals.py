@@ -488,6 +488,20 @@ def train_of_estimator() -> Place:
     return tf.compat.v1.estimator.Estimator, "_train_model"
 
 
+@contextlib.contextmanager
+def reads_of_variable(
+    variable: tf.Variable, change: Callable[[tf.Tensor], tf.Tensor]
+) -> Iterator[None]:
+    """Lets reads that are made get change(value). If renamed, it raises AttributeError."""
+    variable = getattr(variable, "_v", variable)  # that of a ParameterServerStrategy
+    read = variable._read_variable_op
+    variable._read_variable_op = lambda *args, **options: change(read(*args, **options))
+    try:
+        yield
+    finally:
+        del variable._read_variable_op
+
+
 def replace_function(place: Place, make: Callable[[Callable], Callable]) -> Callable:
     """Puts make(function) in the place of a function, and returns that function."""
     function = getattr(*place)

@@ -110,6 +110,36 @@ def test_after_update_ops_run_once_an_update(on_nonfinite, use_resource, control
         np.testing.assert_allclose(ours[name], plain[name], rtol=1e-5)
 
 
+def test_after_update_ops_read_the_number_of_their_update(control_flow):
+    """As behind a plain train op; in a branch, too."""
+
+    def train(number, **options):
+        variables = []
+
+        def make_optimizer(_):
+            start = tf.zeros([], tf.int64)
+            seen = v1.get_variable("seen", initializer=start, use_resource=True)
+            variables.append(seen)
+            return sgd(0.1)
+
+        def after(w):
+            average = tf.train.ExponentialMovingAverage(0.9, num_updates=number())
+            (seen,) = variables
+            is_even = tf.equal(number() % 2, 0)
+            note = tf.cond(
+                is_even, lambda: seen.assign(number()), lambda: tf.identity(seen)
+            )
+            return tf.group(average.apply([w]), note)
+
+        return _train(make_optimizer, after=after, **options)
+
+    plain = train(v1.train.get_global_step, steps=0)
+    ours = train(get_or_create_update_step)
+    assert ours["seen"] == 2  # of three updates
+    for name in ("seen", "w/ExponentialMovingAverage"):
+        np.testing.assert_allclose(ours[name], plain[name], rtol=1e-5)
+
+
 def test_after_update_ops_that_exist_already_are_refused():
     with tf.Graph().as_default():
         ops = tf.no_op()

@@ -43,6 +43,16 @@ def test_a_name_is_in_this_tensorflow(name):
         assert _FOUND[name]()
 
 
+@_finds
+def reads_of_variable():
+    variable = v1.get_variable("read", [], initializer=tf.ones_initializer())
+    with internals.reads_of_variable(variable, lambda value: value + 1):
+        values = [variable.value(), variable.read_value(), 1 * variable]
+    with v1.Session() as session:
+        session.run(variable.initializer)
+        return session.run([*values, variable.value()]) == [2, 2, 2, 1]
+
+
 def _loop() -> tf.Operation:
     """Returns an operation inside a loop of TensorFlow 1."""
     inside = []
