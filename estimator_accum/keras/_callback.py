@@ -99,8 +99,9 @@ class AccumulationCallback:
         self._first_update = int(self._optimizer.iterations.numpy())
         # The optimizer applies it before EMA's averages become the weights, which Keras
         # does before `on_train_end`.
-        if self.partial_window == "apply":
-            self._optimizer.partial_window = "apply"
+        is_applied = self.partial_window == "apply"
+        # In both cases: a `fit` that fails leaves what it has set.
+        self._optimizer.partial_window = "apply" if is_applied else "keep"
 
     def on_train_batch_end(self, batch, logs=None) -> None:
         """Adds to the values that the progress bar shows."""

@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import logging
 
 import numpy as np
 
+_logger = logging.getLogger("tensorflow.estimator_accum")
 _MAY_BE_CALLABLE = ("gradient_accumulation_steps", "weight")
 
 
@@ -67,14 +69,32 @@ class Saving:
             store[str(i)] = variable.numpy()
 
     def load_own_variables(self, store) -> None:
-        """Reads all variables, or only the wrapped optimizer's for an empty window."""
+        """Reads all variables, or the wrapped optimizer's if one of both has no window."""
         variables = self._all_variables()
         inner = self._inner_variables()
-        if len(store.keys()) == len(inner):
+        number = len(store.keys()) - len(inner)
+        if number == 0:
             variables = inner
+        elif self._window is None and number == self._number_of_window():
+            if np.asarray(store[str(len(inner))]) != 0:
+                _logger.warning(
+                    "%s: the open window of the file is left out, since this optimizer "
+                    "updates at each micro-step.",
+                    self.name,
+                )
+            return self._assign(inner, [store[str(i)] for i in range(len(inner))])
         if len(store.keys()) != len(variables):
             return super().load_own_variables(store)  # warns
         self._assign(variables, [store[str(i)] for i in range(len(variables))])
+
+    def _number_of_window(self) -> int:
+        """Returns how many variables a window of the trained variables has."""
+        # `Variables.saved`: sums, and rows of those that may be sparse.
+        numbers = [
+            1 + bool(v.shape.rank)
+            for v in map(self._tf_variable, self._trained_variables)
+        ]
+        return 4 + sum(numbers)
 
     def _all_variables(self) -> list:
         state = [] if self._window is None else self._window.saved

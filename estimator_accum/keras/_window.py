@@ -271,9 +271,10 @@ def _of_known_kinds(variables: Variables, gradients: dict[int, Gradient]):
     # Layers may be frozen or unfrozen between windows.
     if is_new and (variables.trained is None or _is_empty(variables)):
         variables.trained = indices
-        variables.sparse.update(
-            i for i, g in gradients.items() if isinstance(g, tf.IndexedSlices)
-        )
+        for i, gradient in gradients.items():
+            if isinstance(gradient, tf.IndexedSlices) and i not in variables.sparse:
+                variables.sparse.add(i)
+                _begin_rows(variables, variables.accumulators[i])
     elif is_new:
         raise ValueError(
             "Every micro-step must have gradients of the same variables. Received: "
@@ -285,6 +286,25 @@ def _of_known_kinds(variables: Variables, gradients: dict[int, Gradient]):
         i: _as_slices(g) if i in variables.sparse else tf.convert_to_tensor(g)
         for i, g in gradients.items()
     }
+
+
+def _begin_rows(variables: Variables, accumulator: Accumulator) -> None:
+    """Makes a sum that slices are added to of one that dense gradients may have had.
+
+    These leave the sum of a closed window, and all its rows belong to an open one.
+    """
+    local = tf.distribute.get_strategy().experimental_local_results
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return
+        is_open = int(variables.micro_steps.numpy()) > 0
+        totals, all_touched = local(accumulator.total), local(accumulator.touched)
+        for total, touched in zip(totals, all_touched, strict=True):
+            has_rows = tf.reduce_any(touched > 0) or not tf.reduce_any(total != 0)
+            if not has_rows and is_open:
+                touched.assign(tf.ones_like(touched))
+            elif not has_rows:
+                total.assign(tf.zeros_like(total))
 
 
 def _is_eager() -> bool:

@@ -455,6 +455,28 @@ def test_between_two_windows_other_variables_may_be_trained(kind):
     assert (first.numpy(), second.numpy()) == (-1.0, -3.0)
 
 
+@pytest.mark.parametrize("left_open", [False, True])
+def test_a_dense_gradient_that_becomes_sparse_leaves_nothing_behind(kind, left_open):
+    """For example without the penalty of an embedding, after a restore."""
+    table, first, second = (tf.Variable(tf.zeros([3, 1])) for _ in range(3))
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    optimizer.build([table, first, second])
+    ones = tf.ones([3, 1])
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([3, 1]))
+    for _ in range(1 if left_open else 2):
+        optimizer.apply_gradients([(8 * ones, table), (ones, first)])
+    before = table.numpy()
+    if left_open:  # as restored: it is not known which variables the window has
+        optimizer._window.trained = None
+        optimizer._window.owner.assign(0)
+        optimizer.apply_gradients([(slices, table), (ones, first)])
+    else:
+        for _ in range(2):
+            optimizer.apply_gradients([(slices, table), (ones, second)])
+    expected = [-4.5, -4.0, -4.0] if left_open else [-1.0, 0.0, 0.0]
+    np.testing.assert_array_equal((table.numpy() - before)[:, 0], expected)
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_variables_that_come_later_are_trained_or_refused_as_without_us(kind, in_graph):
     """For example those of layers that are no longer frozen, or of a second model."""
@@ -550,6 +572,21 @@ def test_callback_decides_what_becomes_of_a_partial_window(kind, choice, updates
         np.testing.assert_allclose(history["window_loss"][-1], loss, rtol=1e-6)
         validated = expected.evaluate(*data, batch_size=40, verbose=0)
         np.testing.assert_allclose(history["val_loss"][-1], validated, rtol=1e-6)
+
+
+def test_a_fit_that_fails_leaves_the_next_one_its_choice(kind):
+    model, data = kind.dense_model("float64"), dense_data(40, "float64")
+    optimizer = accumulate(kind.optimizer("SGD", 0.05), 4)
+    stop = kind.keras.callbacks.LambdaCallback(on_train_batch_end=_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        callbacks = [AccumulationCallback("apply"), stop]
+        fit(model, optimizer, data, 8, callbacks=callbacks)
+    model.fit(*data, batch_size=8, verbose=0, callbacks=[AccumulationCallback("keep")])
+    assert int(optimizer.micro_steps.numpy()) == 2  # 1 + 5 micro-steps
+
+
+def _interrupt(batch, logs):
+    raise KeyboardInterrupt
 
 
 def test_callback_refuses_other_optimizers_and_choices(kind):

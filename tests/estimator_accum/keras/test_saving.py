@@ -269,6 +269,28 @@ def test_state_of_the_plain_optimizer_can_be_read(kind, file, tmp_path):
     assert difference(reference, loaded) < 1e-6
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_weights_of_windows_are_read_by_an_optimizer_without_one(
+    kind, is_open, tmp_path, caplog
+):
+    if kind.is_legacy:
+        pytest.skip("Keras 2 saves no state of optimizers.legacy in this format")
+    file = tmp_path / "only.weights.h5"
+    model = kind.dense_model()
+    fit(model, _adam(kind), dense_data(24 if is_open else 32), 8)
+    model.save_weights(file)
+    loaded = kind.dense_model()
+    plain = accumulate(kind.optimizer("Adam", 0.05), 1)
+    loaded.compile(plain, "mse", jit_compile=False)
+    plain.build(loaded.trainable_variables)
+    loaded.load_weights(file)
+    assert int(plain.iterations.numpy()) == 1 + (not is_open)
+    inner = model.optimizer._inner_variables()
+    for one, other in zip(inner, plain._inner_variables(), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert ("the open window of the file is left out" in caplog.text) == is_open
+
+
 def test_config_makes_the_same_optimizer(kind):
     optimizer = accumulate(
         kind.optimizer("Adam", 0.125, clipnorm=2.0), 3, on_nonfinite="skip_window"
