@@ -46,8 +46,12 @@ from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_ro
 from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
-from estimator_accum.microbatch.static_rows import check_no_sizes, sizes_of_model_fn
-from estimator_accum.microbatch.static_sizes import StaticSizes
+from estimator_accum.microbatch.static_rows import (
+    check_error_is_of_sizes,
+    check_no_sizes,
+    sizes_of_model_fn,
+)
+from estimator_accum.microbatch.static_sizes import StaticSizeError, StaticSizes
 from estimator_accum.microbatch.work import Work
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
@@ -144,8 +148,13 @@ def microbatch_model_fn(
         sizes = sizes_of_model_fn(batch, whole, make_batch, build_again)
 
         def build_on_slice():
-            with sizes.shown() if sizes is not None else contextlib.nullcontext():
-                return build(batch.sliced["features"], batch.sliced["labels"])
+            try:
+                with sizes.shown() if sizes is not None else contextlib.nullcontext():
+                    return build(batch.sliced["features"], batch.sliced["labels"])
+            except StaticSizeError as error:
+                if sizes.has_rows:
+                    check_error_is_of_sizes(error, whole, build_again)
+                raise
 
         def make_count(of: str = ""):
             if not is_auto:

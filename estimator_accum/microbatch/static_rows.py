@@ -12,6 +12,7 @@ two graphs of its own, and reads None if it computes with the same numbers.
 import collections
 import contextlib
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,7 +25,11 @@ from estimator_accum.graph.walks import ancestors, data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.patches import Request, intercepting
 from estimator_accum.microbatch.staging import named_tensors
-from estimator_accum.microbatch.static_sizes import StaticSizes, sizes_of_graph
+from estimator_accum.microbatch.static_sizes import (
+    StaticSizeError,
+    StaticSizes,
+    sizes_of_graph,
+)
 
 # Operations that make floating-point numbers, or copies of them, from integers.
 _FROM_INTEGERS = {"BroadcastTo", "Cast", "Fill", "LinSpace", "OneHot", "Tile"}
@@ -88,6 +93,23 @@ def check_no_sizes(sizes: StaticSizes | None, whole: dict) -> None:
             "model_fn that computes with other numbers for None. Write "
             "tf.shape(tensor)[0] in place of tensor.shape[0]."
         )
+
+
+def check_error_is_of_sizes(
+    error: StaticSizeError, whole: dict, build: Callable
+) -> None:
+    """Raises the error that caused another one if the unsplit batch has it, too."""
+
+    def text(error: Exception) -> str:
+        return re.sub(r"\d+|None", "", f"{type(error)} {error}")
+
+    with tf.Graph().as_default():
+        tf.compat.v1.train.get_or_create_global_step()
+        try:
+            build(_mapped(_placeholder, whole))
+        except Exception as other:  # noqa: BLE001, a user's code raises any
+            if text(other) == text(error.__cause__):
+                raise error.__cause__ from None
 
 
 def _call(

@@ -33,6 +33,10 @@ _lock = threading.Lock()
 _users, _originals = [], {}
 
 
+class StaticSizeError(ValueError):
+    """Code fails on a size that is None, unless it fails on the unsplit batch, too."""
+
+
 class StaticSizes:
     """Static sizes of the tensors of a graph for the unsplit batch.
 
@@ -86,7 +90,8 @@ class StaticSizes:
         """Has the code of the graph read these sizes.
 
         Raises:
-            ValueError: If the code fails on a size that is None.
+            StaticSizeError: If the code fails, perhaps on a size that is None.
+            ValueError: If it fails on a rank that is not known.
         """
         with _lock:
             if not _users:
@@ -122,7 +127,7 @@ class StaticSizes:
                 "that differ."
             ) from error
         if (self.are_read or self.has_rows) and is_of_none and not is_own:
-            raise ValueError(
+            raise StaticSizeError(
                 "The number of examples must be read from tf.shape where it is not "
                 f"static, as in micro-batches. {received}Write tf.shape(tensor)[0] in "
                 "place of tensor.shape[0]."

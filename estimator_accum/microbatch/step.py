@@ -43,7 +43,7 @@ from estimator_accum.microbatch.staging import (
     named_leaves,
     slots_of,
 )
-from estimator_accum.microbatch.static_sizes import sizes_of_graph
+from estimator_accum.microbatch.static_sizes import StaticSizeError, sizes_of_graph
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.seed import number_batches
 
@@ -229,6 +229,9 @@ class Step:
             # As at each first call of a tf.function, they are made outside of the graph.
             self._whole.get_concrete_function(*args, **kwargs)
             return _Trace(*arguments)
+        except StaticSizeError:
+            self._whole.get_concrete_function(*args, **kwargs)  # may have its own error
+            raise
 
 
 class _MakesVariablesError(BaseException):

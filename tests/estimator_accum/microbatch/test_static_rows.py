@@ -156,6 +156,19 @@ def test_an_error_for_want_of_a_static_size_tells_of_tf_shape():
         build(_with_state(lambda x: tf.concat(tf.unstack(x[:, None]), 0)), _BATCH)
 
 
+@pytest.mark.parametrize(
+    ("loss_fn", "message"),
+    [
+        (lambda e, x, n: tf.reduce_mean(x @ tf.ones([2, 1], x.dtype)), "must be equal"),
+        (lambda e, x, n: tf.reduce_mean(tf.clip_by_norm(None, 1.0)), "None values not"),
+    ],
+)
+def test_an_error_that_the_unsplit_batch_has_too_is_the_users_own(loss_fn, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        build(_model_fn(loss_fn), _BATCH)
+    assert "tf.shape" not in str(caught.value)
+
+
 @pytest.mark.parametrize("power", [0, 1])
 def test_a_model_fn_reads_none_if_it_computes_with_the_same_numbers(power):
     sizes = []

@@ -1199,3 +1199,16 @@ def test_a_step_may_make_variables_at_its_first_call():
 def test_what_is_no_step_of_a_batch_is_refused(call, error, sentence):
     with pytest.raises(error, match=sentence):
         call()
+
+
+@pytest.mark.parametrize(
+    ("step", "sentence"),
+    [
+        (lambda x: tf.clip_by_norm(None, 1.0) + x, "None values not supported"),
+        (lambda x: x @ tf.ones([99, 1], x.dtype), "must be equal|incompatible"),
+    ],
+)
+def test_an_error_that_the_plain_step_has_too_is_the_users_own(step, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        microbatch_step(step, 2)(_X)
+    assert "tf.shape" not in str(caught.value)
