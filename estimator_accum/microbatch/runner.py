@@ -348,8 +348,8 @@ class BatchRunner:
             if self._count.is_fixed or not is_out_of_memory(error):
                 raise
             raise ValueError(
-                "The loss of the whole batch, of which no micro-batches are made, must "
-                f"fit in memory. Received: {max(rows)} examples at {place}, for which "
+                "Results that are computed once for the whole batch, such as its loss, "
+                f"must fit in memory. Received: {max(rows)} examples at {place}, for which "
                 "it ran out. Use smaller batches."
             ) from error
 
