@@ -149,7 +149,7 @@ def _folder_of(command: Sequence[str]) -> pathlib.Path | None:
 
 def run(launch: Launch) -> int:
     """Keeps the cluster running until its tasks have ended; returns the exit code."""
-    before = {number: signal.signal(number, _stop) for number in _SIGNALS}
+    before = _handle_signals(_stop)
     try:
         return _keep_running(launch)
     except _Stopped as stopped:
@@ -161,15 +161,20 @@ def run(launch: Launch) -> int:
             signal.signal(number, handler)
 
 
+def _handle_signals(handler) -> dict[int, object]:
+    """Handles the signals that are not ignored; returns their previous handlers."""
+    # `nohup` and a shell's background jobs start a process that ignores some of them.
+    numbers = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
 def _stop(number, frame) -> None:
-    for signal_number in _SIGNALS:
-        signal.signal(signal_number, _stop_at_once)
+    _handle_signals(_stop_at_once)
     raise _Stopped(number)
 
 
 def _stop_at_once(number, frame) -> None:
-    for signal_number in _SIGNALS:  # the cleanup must not be interrupted
-        signal.signal(signal_number, signal.SIG_IGN)
+    _handle_signals(signal.SIG_IGN)  # the cleanup must not be interrupted
     raise _Stopped(number)
 
 

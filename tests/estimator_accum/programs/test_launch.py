@@ -246,6 +246,16 @@ signal.signal(signal.SIGTERM, end)
         assert (output_dir / f"saved-{task}").exists()
 
 
+def test_launcher_ignores_signals_that_it_was_started_to_ignore(launch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts it
+    try:
+        code, _ = launch("os.kill(os.getppid(), signal.SIGHUP)", "--workers=1")
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert code == 0
+
+
 def test_second_signal_ends_tasks_that_go_on(output_dir):
     with _start_launcher(output_dir) as launcher:
         running.wait_until(lambda: len(_starts(output_dir)) == 2, launcher)
