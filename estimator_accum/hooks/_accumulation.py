@@ -255,7 +255,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 for window in further
             ),
         ]
-        self._known_requests = {}
+        self._known_requests, self._requested = {}, []
         self._is_stopped = False
         if self._signals is not None:
             self._signals.begin()
@@ -314,14 +314,13 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             if window is self._windows[0]:
                 held = int(values["micro_batches"])
                 self._last_held = 0 if values["is_boundary"] else held
-            if window is self._windows[0] and self._signals is not None:
-                self._is_stopped |= self._stops_after(values)
+            if window is self._requested[0] and self._signals is not None:
+                self._is_stopped |= self._stops_after(window.window, values)
         if self._is_stopped:
             run_context.request_stop()
 
-    def _stops_after(self, values: dict) -> bool:
+    def _stops_after(self, window: Window, values: dict) -> bool:
         """Returns whether a signal ends training now; the same in all replicas."""
-        window = self._windows[0].window
         if window.stop_request is not None:
             return values["stop_requests"] > 0
         is_inside = not values["is_boundary"]
@@ -383,9 +382,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             _logger.warning("not saved: %s writes no checkpoints.", who)
             self._signals.stop()
             return
-        first = self._windows[0]
-        place = f"update {int(session.run(first.window.update_step)):,}"
-        held, steps = first.held(session)
+        last = (self._requested or self._windows)[0]
+        place = f"update {int(session.run(last.window.update_step)):,}"
+        held, steps = last.held(session)
         if held:
             place += f", micro-step {held} of {steps}"
 

@@ -120,6 +120,26 @@ def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(
     np.testing.assert_array_equal(_rows(tmp_path), undisturbed[1])
 
 
+def test_a_signal_stops_a_loop_that_runs_any_train_op(fresh_graph, tmp_path, caplog):
+    train_ops = []
+    for name in "wv":
+        variable = v1.get_variable(name, initializer=0.0)
+        optimizer = v1.train.GradientDescentOptimizer(1.0)
+        train_ops.append(
+            make_accumulating_train_op(-variable, optimizer, K, var_list=[variable])
+        )
+    hooks = [_Send(signal.SIGTERM, 6), *make_accumulation_hooks(save_on_signal=True)]
+    with (
+        pytest.raises(SystemExit),
+        v1.train.MonitoredTrainingSession(checkpoint_dir=tmp_path, hooks=hooks) as run,
+    ):
+        for _ in range(MICRO_STEPS):
+            if not run.should_stop():
+                run.run(train_ops[1])
+    assert _values(tmp_path)["global_step"] == 6
+    assert "saved at update 1, micro-step 2 of 4; the same" in caplog.messages[-1]
+
+
 def test_several_replicas_stop_after_the_window(tmp_path):
     config = tf.estimator.RunConfig(
         train_distribute=two_replicas(), session_config=TWO_CPUS
