@@ -120,10 +120,11 @@ def check_is_saved(watch: SaveWatch) -> None:
 class WindowlessRestore:
     """Lets `saver` restore checkpoints that lack accumulation state.
 
-    `update_step` then continues from the checkpoint's own, or, if it has none, from its
-    `global_step`: without accumulation every micro-step was an update. The window
-    starts empty. Statistics that the checkpoint lacks start at 0. So does an empty window
-    whose sums the checkpoint has in another dtype.
+    `update_step` of each train op then continues from the checkpoint's own. If the
+    checkpoint has none, all continue from its `global_step`: without accumulation every
+    micro-step was an update. The window starts empty. Statistics that the checkpoint
+    lacks start at 0. So does an empty window whose sums the checkpoint has in another
+    dtype.
 
     Args:
         saver: The Saver to change.
@@ -140,12 +141,11 @@ class WindowlessRestore:
         self._ours = [*state.values(), *statistics.values()]
         self._initialize = tf.compat.v1.variables_initializer(self._ours)
         # Made now: the graph is finalized before the checkpoint is known.
+        update_steps = _by_name(window.update_step for window in windows)
+        self._update_steps = update_steps.keys()
         self._scalars = {
             name: _assigner(variable)
-            for name, variable in {
-                "update_step": windows[0].update_step,
-                **statistics,
-            }.items()
+            for name, variable in (update_steps | statistics).items()
         }
         with tf.compat.v1.name_scope(None):
             self._window = _saver(list(state.values()), "restore_accumulation")
@@ -180,14 +180,18 @@ class WindowlessRestore:
         if self._state_names <= names:
             (self._window if has_same_sums else self._counters).restore(sess, save_path)
             return
-        counter = "update_step" if "update_step" in names else "global_step"
-        if counter in names:
-            self._scalars["update_step"](sess, reader.get_tensor(counter))
+        origin = "continues from the checkpoint's own"
+        if self._update_steps.isdisjoint(names):
+            origin = "starts at 0"
+            if "global_step" in names:
+                origin = "continues from the checkpoint's global_step"
+                for name in self._update_steps:
+                    self._scalars[name](sess, reader.get_tensor("global_step"))
         _logger.info(
             "%s has no accumulators for this graph: its window starts empty, and "
-            "update_step continues from the checkpoint's %s.",
+            "update_step %s.",
             save_path,
-            counter,
+            origin,
         )
 
     def _has_same_sums(self, reader, names: set[str]) -> bool:

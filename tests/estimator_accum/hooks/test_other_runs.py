@@ -20,8 +20,8 @@ def _variable(name: str):
     return v1.get_variable(name, [], initializer=v1.zeros_initializer())
 
 
-def _train_op(loss, variable):
-    return make_accumulating_train_op(loss, sgd(), 2, var_list=[variable])
+def _train_op(loss, variable, steps=2):
+    return make_accumulating_train_op(loss, sgd(), steps, var_list=[variable])
 
 
 def _updates(path) -> list[str]:
@@ -138,6 +138,33 @@ def test_sums_of_another_dtype_are_resumed_at_a_boundary(tmp_path):
     with pytest.raises(ValueError, match="Restart with accumulator_dtype=tf.float32"):
         train(tf.float64, 1)
     assert train(None, 1) == [3.0, 3.0, 6.0]
+
+
+@pytest.mark.parametrize("first_steps", [None, 1])
+def test_every_train_op_counts_on_where_accumulation_begins(tmp_path, first_steps):
+    def train(steps, runs):
+        with tf.Graph().as_default():
+            w, v = _variable("w"), _variable("v")
+            step = v1.train.get_or_create_global_step()
+            if steps is None:
+                ops, hooks = [v1.assign_add(step, 1)], []
+            else:
+                ops = [_train_op(-w, w, steps), _train_op(-v, v, steps)]
+                hooks = make_accumulation_hooks(metrics_dir=tmp_path)
+            with v1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path), hooks=hooks
+            ) as session:
+                for _ in range(runs):
+                    for op in ops:
+                        session.run(op)
+        return tf.train.load_checkpoint(str(tmp_path))
+
+    train(first_steps, 3)
+    reader = train(2, 4)
+    for name in ("update_step", "accumulation_1/update_step"):
+        assert reader.get_tensor(name) == 3 + 2
+    updates = _updates(tmp_path / "train_metrics_accumulation_1.csv")
+    assert updates == [str(n) for n in range(1 if first_steps else 4, 6)]
 
 
 class _Counts(v1.train.SessionRunHook):
