@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import math
 import pathlib
 import socket
@@ -24,7 +25,7 @@ from estimator_accum.programs.job import (
     make_train_spec,
     not_shared,
 )
-from estimator_accum.programs.plots import read_metrics, save
+from estimator_accum.programs.plots import Columns, read_metrics, save
 from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import (
     count_replicas,
@@ -45,6 +46,8 @@ _PLOT = "housing.png"
 _RESULTS = "results.txt"
 _WITH, _WITHOUT = "with_accumulation", "without_accumulation"
 _SECS_BETWEEN_LOOKS, _SECS_TO_CONNECT = 0.2, 10
+
+_logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def prepare(inputs: Inputs) -> Job:
@@ -99,6 +102,8 @@ def execute(job: Job) -> str | None:
     truth = job.test[TARGET].to_numpy()
     text = results_text(results, truth)
     write_text(folder / _RESULTS, text)
+    if any(result.losses is None for result in results.values()):
+        return f"{text}\nplot: none"
     if len(results) == 2 and batches.num_replicas == 1:
         text += (
             f"\n{cost_text(batches.gradient_accumulation_steps, *results.values())}\n"
@@ -162,9 +167,17 @@ def train_and_test(
     return Result(
         metrics,
         np.array([row["predictions"][0] for row in predictions]),
-        read_metrics(model_dir / METRICS),
+        _losses(model_dir / METRICS),
         {name: estimator.get_variable_value(name) for name in trained},
     )
+
+
+def _losses(path: pathlib.Path) -> Columns | None:
+    try:
+        return read_metrics(path)
+    except ValueError as error:  # of a training that has ended well
+        _logger.warning("no plot and no comparison of speeds: %s", error)
+        return None
 
 
 def train(

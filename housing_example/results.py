@@ -17,13 +17,13 @@ class Result(NamedTuple):
         metrics: Metrics on the test examples: mae, rmse [$1,000], global_step and
             more.
         prices: Predicted prices of the test examples [$1,000].
-        losses: The columns of `train_metrics.csv`.
+        losses: The columns of `train_metrics.csv`; None where it cannot be read.
         weights: Trained variables by name.
     """
 
     metrics: dict[str, float]
     prices: np.ndarray
-    losses: Columns
+    losses: Columns | None
     weights: dict[str, np.ndarray]
 
 

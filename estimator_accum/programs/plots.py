@@ -314,7 +314,7 @@ def read_metrics(
             header, *rows = list(csv.reader(file)) or [[]]
     except FileNotFoundError as error:
         raise ValueError(
-            f"Each folder of `--output_dirs` must hold {path.name}. "
+            f"The folder of a run must hold {path.name}. "
             f"Received: {path}, which does not exist. {remedy}"
         ) from error
     except (csv.Error, UnicodeError):

@@ -54,8 +54,12 @@ def end_of_run(
 
 def examples_per_sec(path: pathlib.Path) -> str:
     """Returns the median over the updates, some of which wait for a new session."""
-    with open(path, newline="", encoding="utf-8") as file:
-        rates = [float(row["examples_per_sec"]) for row in csv.DictReader(file)]
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            cells = [row.get("examples_per_sec") for row in csv.DictReader(file)]
+        rates = [float(cell) for cell in cells if cell]
+    except (OSError, ValueError, csv.Error):  # missing or damaged since the training
+        rates = []
     return f"{statistics.median(rates):,.1f}" if rates else "none"
 
 

@@ -58,7 +58,15 @@ def test_metrics_have_a_row_each_and_a_column_for_each_dev_set():
 
 
 def test_examples_per_second_are_those_of_the_median_update(folder):
-    assert end.examples_per_sec(folder / "train_metrics.csv") == "2.0"
+    path = folder / "train_metrics.csv"
+    assert end.examples_per_sec(path) == "2.0"
+    path.write_text("update_step,examples_per_sec\n1,\n2,3.0\n3\n")
+    assert end.examples_per_sec(path) == "3.0"
+    for damaged in (b"examples_per_sec\nfast\n", b"\xff\n", b""):
+        path.write_bytes(damaged)
+        assert end.examples_per_sec(path) == "none"
+    path.unlink()
+    assert end.examples_per_sec(path) == "none"
 
 
 def test_file_with_two_links_counts_once(tmp_path):

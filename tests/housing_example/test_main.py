@@ -142,6 +142,19 @@ def test_trained_run_tells_its_results_again(trained, run_main, every_line):
 
 
 @pytest.mark.once
+def test_trained_run_without_its_metrics_tells_the_rest(trained, run_main, tmp_path):
+    flags, first = trained
+    folder = pathlib.Path(shutil.copytree(flags["output_dir"], tmp_path / "output"))
+    (folder / "with_accumulation" / "train_metrics.csv").unlink()
+    again = run_main(flags | {"output_dir": folder})
+    assert again.returncode == 0
+    assert "with_accumulation/train_metrics.csv, which does not exist" in again.stderr
+    results = (folder / "results.txt").read_text()
+    assert again.stdout == f"{results}\nplot: none\n"
+    assert first.stdout.startswith(results)
+
+
+@pytest.mark.once
 def test_output_folder_of_other_settings_is_refused(trained, run_main, tmp_path):
     flags = trained[0]
     folder = pathlib.Path(shutil.copytree(flags["output_dir"], tmp_path / "output"))
