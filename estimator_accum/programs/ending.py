@@ -17,7 +17,7 @@ from estimator_accum.microbatch.count import is_out_of_memory
 from estimator_accum.programs.cluster import EXIT_AGAIN, Cluster
 from estimator_accum.programs.disk import is_of_full_disk, remove_unfinished
 from estimator_accum.programs.folder import OtherRunError
-from estimator_accum.programs.lock import LockedFolderError
+from estimator_accum.programs.lock import LockedFolderError, NoLockError
 from estimator_accum.programs.progress import DamagedCheckpointError
 from estimator_accum.programs.watchdog import LostTaskError
 
@@ -126,7 +126,8 @@ def _reason(message: str) -> str:
 
 def _sentence(error: Exception, output_dir: str, advice: str) -> str | None:
     """Returns a sentence for an error that the user can fix; None for any other."""
-    if isinstance(error, LockedFolderError | OtherRunError | DamagedCheckpointError):
+    ours = LockedFolderError | NoLockError | OtherRunError | DamagedCheckpointError
+    if isinstance(error, ours):
         return str(error)
     if is_of_full_disk(error):
         latest = remove_unfinished(output_dir)

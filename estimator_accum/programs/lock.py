@@ -8,6 +8,7 @@ mounted as a folder does not.
 
 import contextlib
 import datetime
+import errno
 import os
 import pathlib
 import socket
@@ -24,6 +25,10 @@ class LockedFolderError(ValueError):
     """Another process is running in the folder."""
 
 
+class NoLockError(ValueError):
+    """The operating system refuses the lock itself."""
+
+
 @contextlib.contextmanager
 def locked(
     output_dir: str | os.PathLike, is_holder: bool = True, *, waits: bool = False
@@ -37,6 +42,7 @@ def locked(
 
     Raises:
         LockedFolderError: If another process holds the lock.
+        NoLockError: If the folder cannot be locked, as on a file system without locks.
     """
     if not is_holder:
         yield
@@ -50,6 +56,14 @@ def locked(
         raise LockedFolderError(
             f"A folder must be of one run at a time. Received: {folder}, in which "
             f"{runs}. Wait until it ends, or use another folder."
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the disk is full
+            raise
+        raise NoLockError(
+            f"A run must be able to lock its folder. Received: {folder}, whose {_LOCK} "
+            f"cannot be locked ({error.strerror}). Use a folder of a local disk, or a "
+            "network folder that supports locks."
         ) from error
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     name = f"process {os.getpid()} of {socket.gethostname()}"

@@ -1,5 +1,9 @@
 """Errors that end a program: one sentence, one exit code."""
 
+import errno
+import fcntl
+import os
+
 import pytest
 import tensorflow as tf
 
@@ -130,3 +134,19 @@ def test_a_cluster_is_started_again_when_its_folder_is_locked(
     ):
         pytest.fail("two processes hold one lock")
     assert codes[0] == code
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_folder_without_locks_is_one_sentence(tmp_path, capsys, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    ended = ending.ended_in_words("program", str(tmp_path), "")
+    with pytest.raises(SystemExit, match="2"), ended, locked(tmp_path):
+        pytest.fail("there is no lock")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        f"{tmp_path}, whose .run.lock cannot be locked ({os.strerror(number)})" in line
+    )
