@@ -43,7 +43,8 @@ class Step(NamedTuple):
         micro_steps_after: `micro_steps` after this micro-step, before a boundary resets
             it to 0; running it counts one. K if there is no counter.
         gradient_accumulation_steps: K of the open window [micro-steps per update].
-        clipped_share: Share of the updates so far that were clipped, 0 to 1.
+        clipped_share: Share of the updates so far that were clipped, 0 to 1. Updates
+            before clipping was switched on count as not clipped.
         update_step_after: `update_step` after this micro-step.
         of_partial: (`update_step_after`, `clipped_share`) for applying a partial
             window. They do not wait for the operations that read `update_step`, which

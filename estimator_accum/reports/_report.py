@@ -16,7 +16,8 @@ class Update(NamedTuple):
         micro_batches: Micro-batches in the window, over all replicas. They are counted
             by the present number of replicas, also in a window that another number of
             replicas has begun.
-        clipped_share: Share of the updates so far that were clipped, 0 to 1.
+        clipped_share: Share of the updates so far that were clipped, 0 to 1. Updates
+            before clipping was switched on count as not clipped.
         noise_scale: Gradient noise scale [unit of the weights]; NaN if unknown.
         learning_rate: Learning rate of this update; NaN if unknown.
         secs: Time since the update before, or since the start [seconds]; NaN if unknown.

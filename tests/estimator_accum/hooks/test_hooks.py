@@ -1,6 +1,7 @@
 """Hooks of an Estimator over partial windows, restores, reports."""
 
 import csv
+import functools
 import inspect
 import logging
 import pathlib
@@ -344,7 +345,8 @@ def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
     """Clipping is switched on in mid-window: only its count starts at 0."""
 
     def train(clip_norm, micro_steps):
-        _train_x(micro_steps, make_accumulation_hooks, str(tmp_path), clip_norm)
+        hooks = functools.partial(make_accumulation_hooks, metrics_dir=tmp_path)
+        _train_x(micro_steps, hooks, str(tmp_path), clip_norm)
 
     def value(name):
         return tf.train.load_variable(str(tmp_path), name)
@@ -354,6 +356,8 @@ def test_statistics_that_a_checkpoint_lacks_cost_it_no_window(tmp_path):
     train(0.5, 5)
     assert (value("update_step"), value("accumulation/micro_steps")) == (3, 0)
     assert (value("x"), value("accumulation/clipped_updates")) == (-3.0, 2)
+    # The update before clipping was switched on counts as not clipped.
+    assert _scalars(tmp_path)[("clipped_share", 3)] == pytest.approx(2 / 3)
 
 
 def test_the_end_of_the_data_moves_nothing(tmp_path, kept):
