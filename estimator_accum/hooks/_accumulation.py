@@ -263,6 +263,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(self, session, coord) -> None:
         self._session, self._coordinator = session, coord
         self._run_context = None
+        self._is_seen = False  # a run of a train op
         self._data = EndOfData()
         self._last_global_step, self._last_held = session.run(self._global_step), 0
         if self._signals is not None:
@@ -281,6 +282,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         self._note_the_end()
         self._run_context = run_context
         self._requested, request, has_reader = self._windows_that_run(run_context)
+        self._is_seen |= bool(self._requested)
         arguments = run_context.original_args
         feeds = list((arguments.feed_dict or {}).values())
         self._data.start(None if self._requested else request, has_reader, feeds)
@@ -302,6 +304,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def after_run(self, run_context, run_values) -> None:
         self._data.finish(run_values.results)
         if not self._requested:
+            if self._stops_behind_other_runs(run_context.session):
+                self._is_stopped = True
+                run_context.request_stop()
             return
         for window, fetched in zip(self._requested, run_values.results, strict=True):
             values = window.take(fetched)
@@ -329,6 +334,21 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             return False
         return self._signals.is_asked
 
+    def _stops_behind_other_runs(self, session) -> bool:
+        """Returns whether a signal ends training by runs that hooks do not see.
+
+        One device needs no agreement with others on the run that is the last.
+        """
+        if self._is_seen or self._signals is None or not self._signals.is_asked:
+            return False
+        window = self._windows[0].window
+        if window.num_replicas > 1 or self._place.is_on_worker:
+            return False
+        if not any(w.unreported_updates(session) for w in self._windows):
+            return False
+        is_inside = any(w.held(session)[0] for w in self._windows)
+        return not (is_inside and self._signals.stops_at_update)
+
     def _note_the_end(self) -> None:
         """Notes the run before, if it did not finish."""
         context = self._run_context
@@ -354,6 +374,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         return self._known_requests[key]
 
     def end(self, session) -> None:
+        self._count_unreported(session)
         if self._applies_at_the_end():
             if self._apply_partial_windows(session):
                 self._watch.save_again(session, self._last_step(session))
@@ -374,6 +395,19 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             self._end_for_signal(session)
         elif self._signals is not None:
             self._signals.close()
+
+    def _count_unreported(self, session) -> None:
+        """Logs updates that no report shows; the summary's last line counts them."""
+        for reported in self._windows:
+            if updates := reported.unreported_updates(session):
+                _logger.warning(
+                    "%s: no report shows %d updates of runs that hooks do not see, such "
+                    "as those of another hook.",
+                    reported.window.name,
+                    updates,
+                )
+                if reported is self._windows[0]:
+                    self._summary.add_unreported(updates)
 
     def _end_for_signal(self, session) -> None:
         """Logs the saved position and ends training, after the save."""

@@ -78,6 +78,7 @@ class ReportedWindow:
         update_step = int(session.run(self.window.update_step))
         for report in self._reports:
             report.open(update_step)
+        self._reported_updates = update_step
         self._since = time.perf_counter()
 
     def take(self, values: list) -> dict[str, float]:
@@ -91,6 +92,7 @@ class ReportedWindow:
         now = time.perf_counter()
         values |= {"secs": now - self._since, "global_step": global_step}
         self._since = now
+        self._reported_updates += 1
         update = Update(
             **{
                 name: kind(values[name])
@@ -100,6 +102,12 @@ class ReportedWindow:
         )
         for report in self._reports:
             report.write(update)
+
+    def unreported_updates(self, session: tf.compat.v1.Session) -> int:
+        """Returns the updates of runs that hooks did not see, such as a hook's own."""
+        if self.window.place.is_on_worker:  # other workers move update_step
+            return 0
+        return int(session.run(self.window.update_step)) - self._reported_updates
 
     def close(self) -> None:
         """Closes the reports."""

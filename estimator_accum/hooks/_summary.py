@@ -107,6 +107,10 @@ class TrainingSummary(Report):
         if update.secs > 0:
             self._rates.append(amount / update.secs)
 
+    def add_unreported(self, updates: int) -> None:
+        """Counts updates for which `write` was not called."""
+        self._last += updates
+
     def keep(self, held: int, steps: int) -> None:
         """Notes how many micro-steps the open window has at the end, and its K."""
         self._held, self._steps = held, steps

@@ -1,6 +1,8 @@
 """The hooks add nothing to a `session.run` that is not a micro-step."""
 
 import csv
+import logging
+import signal
 
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from estimator_accum import (
     make_accumulation_hooks,
 )
 from tests.helpers.models.interfaces import sgd
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("fresh_graph")
 v1 = tf.compat.v1
@@ -58,7 +61,8 @@ class _RunTrainOps(v1.train.SessionRunHook):
             run_context.session.run(train_op)
 
 
-def test_train_ops_that_a_hook_runs_make_one_micro_step_each():
+def test_train_ops_that_a_hook_runs_make_one_micro_step_each(caplog):
+    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
     w, v = _variable("w"), _variable("v")
     train_ops = [_train_op(-w, w), _train_op(-v, v)]
     count = v1.assign_add(_variable("count"), 1.0)
@@ -67,6 +71,31 @@ def test_train_ops_that_a_hook_runs_make_one_micro_step_each():
         for _ in range(8):
             session.run(count)
         assert session.run([w, v]) == [4.0, 4.0]
+    lines = [m for m in caplog.messages if m.startswith("trained ")]
+    assert [line.partition(",")[0] for line in lines] == ["trained 4 updates"]
+    assert "The first update needs" not in caplog.text
+    for name in ("accumulation", "accumulation_1"):
+        assert f"{name}: no report shows 4 updates of runs that" in caplog.text
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("when", "runs"), [(True, 7), ("update", 8)])
+def test_a_signal_stops_train_ops_that_a_hook_runs(tmp_path, ctrl_c, when, runs):
+    w = _variable("w")
+    train_op, count = _train_op(-w, w), v1.assign_add(_variable("count"), 1.0)
+    hooks = [_RunTrainOps([train_op]), *make_accumulation_hooks(save_on_signal=when)]
+    with (
+        pytest.raises(SystemExit),
+        v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), hooks=hooks
+        ) as session,
+    ):
+        for n in range(20):
+            if n == 6:
+                running.signal_training(signal.SIGTERM)
+            if not session.should_stop():
+                session.run(count)
+    assert tf.train.load_variable(str(tmp_path), "count") == runs
 
 
 def test_a_loop_over_epochs_may_initialize_its_iterator_again():
