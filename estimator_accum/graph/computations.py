@@ -25,7 +25,7 @@ def computation_of(tensor: tf.Tensor) -> tuple:
         elif len(places) < _MOST_OPERATIONS and _is_repeatable(operation):
             places[operation] = len(places)
             inputs = operation.inputs
-            settings = _settings_of(operation)
+            settings = settings_of(operation)
             parts.append((operation.type, settings, result.value_index, len(inputs)))
             waiting += inputs
         else:
@@ -47,7 +47,8 @@ def _is_repeatable(operation: tf.Operation) -> bool:
     return bool(operation.inputs)
 
 
-def _settings_of(operation: tf.Operation) -> frozenset:
+def settings_of(operation: tf.Operation) -> frozenset:
+    """Returns (name, value) of each attribute of an operation, which can be hashed."""
     attributes = operation.node_def.attr.items()
     return frozenset(
         (name, value.SerializeToString(deterministic=True))

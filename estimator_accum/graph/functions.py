@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.internals import (
@@ -30,16 +29,22 @@ def library_of_functions(graph: tf.Graph | None = None) -> dict:
 
 def functions_of(node) -> list[str]:
     """Returns names of the functions that an operation or node calls, e.g. branches."""
+    return [name for _, name in functions_by_attribute(node)]
+
+
+def functions_by_attribute(node) -> list[tuple[str, str]]:
+    """Returns (attribute, name) of the functions that an operation or node calls."""
     if isinstance(node, tf.Operation):
         kinds = {attribute.type for attribute in node.op_def.attr}
         if kinds.isdisjoint({"func", "list(func)"}):
             return []  # without its node, a copy of all numbers of a constant
         node = node.node_def
-    attributes, names = node.attr, []
-    for value in attributes.values():
-        names += [value.func.name] if value.HasField("func") else []
-        names += [function.name for function in value.list.func]
-    return names
+    attributes, pairs = node.attr, []
+    for key in sorted(attributes):
+        value = attributes[key]
+        pairs += [(key, value.func.name)] if value.HasField("func") else []
+        pairs += [(key, function.name) for function in value.list.func]
+    return pairs
 
 
 def graph_called(operation, name: str, tensors, results: int) -> tf.Graph:
@@ -118,14 +123,6 @@ def all_nodes(operations: Iterable[tf.Operation]) -> list:
     nodes = [operation.node_def for operation in operations]
     called = [name for node in nodes for name in functions_of(node)]
     return [*nodes, *nodes_of(called, library_of_functions())]
-
-
-def numbers_of(operations: Iterable[tf.Operation]) -> set[float]:
-    """Returns the floating-point constants among operations and all that they call."""
-    nodes = [node for node in all_nodes(operations) if node.op == "Const"]
-    floats = [n for n in nodes if tf.as_dtype(n.attr["dtype"].type).is_floating]
-    arrays = [tf.make_ndarray(node.attr["value"].tensor) for node in floats]
-    return {float(x) for values in arrays for x in np.unique(values.astype(float))}
 
 
 def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import session as sessions
 from tensorflow.python.eager import imperative_grad
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import op_def_registry, smart_cond
 from tensorflow.python.ops import (
     control_flow_util,
     control_flow_util_v2,
@@ -104,6 +104,11 @@ def is_stateful(kind: str) -> bool | None:
     """Returns whether a type has state. If renamed, recomputed batches fail."""
     definition = op_def_registry.get(kind)
     return None if definition is None else definition.is_stateful
+
+
+def static_value(tensor: tf.Tensor):
+    """Returns a value that no feed changes. If renamed, static sizes are not read."""
+    return smart_cond.smart_constant_value(tensor)
 
 
 def has_own_seed(kind: str) -> bool:
@@ -304,6 +309,18 @@ def change_inputs(graph: tf.Graph, change: Callable) -> Iterator[None]:
         yield
     finally:
         del graph._create_op_internal
+
+
+def create_like(operation: tf.Operation, graph: tf.Graph, inputs: list) -> tf.Operation:
+    """Creates an operation of its type and attributes. If renamed, sizes stay unread."""
+    attributes = operation.node_def.attr
+    return graph._create_op_internal(  # create_op costs twice as much
+        operation.type,
+        inputs,
+        [output.dtype for output in operation.outputs],
+        attrs={k: v for k, v in attributes.items() if not k.startswith("_")},
+        op_def=operation.op_def,
+    )
 
 
 def convert_by_autograph(function: Callable) -> Callable:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import (
+    create_like,
     is_shape_read_outside,
     lazy_shape,
     outer_graph_of,
@@ -232,15 +233,8 @@ class StaticSizes:
             if is_flow or tensor.dtype == tf.variant:
                 self._opaque.add(copy.ref())
             return
-        attributes = operation.node_def.attr
         inputs = [self._copies[other.ref()] for other in operation.inputs]
-        copies = self._graph.create_op(
-            operation.type,
-            inputs,
-            [output.dtype for output in operation.outputs],
-            attrs={k: v for k, v in attributes.items() if not k.startswith("_")},
-            op_def=operation.op_def,
-        ).outputs
+        copies = create_like(operation, self._graph, inputs).outputs
         is_opaque = any(other.ref() in self._opaque for other in inputs)
         for output, copy in zip(operation.outputs, copies, strict=True):
             copy.set_shape(_of_micro_batch(output))

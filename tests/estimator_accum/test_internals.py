@@ -228,6 +228,12 @@ def calls_end():
 
 
 @_finds
+def static_value():
+    size = tf.shape(v1.placeholder(tf.float32, [8, 2]))[0]
+    return internals.static_value(size // 3) == 2
+
+
+@_finds
 def has_own_seed():
     kinds = "RandomUniform", "RandomShuffle", "RandomShuffleQueueV2", "MatMul"
     return list(map(internals.has_own_seed, kinds)) == [True, True, False, False]
@@ -350,6 +356,15 @@ def graph_of_new_function():
     with graph.as_default():
         is_inside = (variable + 1).graph is graph
     return is_inside and graph.building_function
+
+
+@_finds
+def create_like():
+    total, graph = tf.constant(1) + 2, tf.Graph()
+    with graph.as_default():
+        inputs = [tf.constant(3), tf.constant(4)]
+    (copy,) = internals.create_like(total.op, graph, inputs).outputs
+    return copy.graph is graph and internals.static_value(copy) == 7
 
 
 @_finds

@@ -3,6 +3,8 @@
 n = the static number of examples, or 1 where it is None.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -90,6 +92,35 @@ _OTHER_NUMBERS = {
     "sum in a function": lambda e, x, n: tf.function(
         tf.reduce_sum if n > 1 else tf.reduce_mean
     )(e),
+    "of a function's integers": lambda e, x, n: tf.function(
+        lambda e: tf.reduce_sum(e) / tf.cast(tf.constant(n), tf.float64)
+    )(e),
+    "of a branch's integers": lambda e, x, n: tf.cond(
+        tf.reduce_sum(x) > -100,
+        lambda: tf.reduce_sum(tf.sort(e[:, 0])[: max(1, n // 2)]),
+        lambda: tf.reduce_sum(e),
+    ),
+    "of a loop's integers": lambda e, x, n: tf.while_loop(
+        lambda i, s: i < 2,
+        lambda i, s: (i + 1, s + tf.reduce_sum(e[:n])),
+        (0, 0.0 * x[0, 0]),
+    )[1],
+    "comparison": lambda e, x, n: tf.where(tf.constant(n) > 4, e, 2 * e)[0, 0],
+    "remainder": lambda e, x, n: (
+        tf.reduce_mean(e) * tf.cast(tf.constant(n) % 3, e.dtype)
+    ),
+    "float attribute": lambda e, x, n: tf.reduce_mean(tf.nn.leaky_relu(e - 1, 1 / n)),
+    "other attribute": lambda e, x, n: tf.reduce_mean(
+        tf.cumsum(x, 1, reverse=n > 1) * e
+    ),
+    "order": lambda e, x, n: (
+        tf.reduce_mean(e * e) - 2 * tf.reduce_mean(e)
+        if n > 1
+        else tf.reduce_mean(e) - 2 * tf.reduce_mean(e * e)
+    ),
+    "own gradient": lambda e, x, n: tf.reduce_mean(
+        tf.custom_gradient(lambda y: (tf.identity(y), lambda d: d / n))(e)
+    ),
     "rows": lambda e, x, n: tf.reduce_sum(e * (n + tf.zeros([n, 1], tf.float64))),
 }
 _RIGHT = {
@@ -126,6 +157,29 @@ def test_a_model_fn_that_reads_a_static_size_trains_as_on_the_unsplit_batch(name
         return train(change(model_fn), _BATCH)[0]["kernel"]
 
     np.testing.assert_allclose(weights(cut), weights(lambda f: f), rtol=1e-12)
+
+
+def _rate_of_n(features, labels, mode):
+    optimizer = v1.train.GradientDescentOptimizer(0.1 / (features.shape[0] or 1))
+    minimize = functools.partial(
+        optimizer.minimize, global_step=v1.train.get_global_step()
+    )
+    return _model_fn(_RIGHT["mean"], minimize)(features, labels, mode)
+
+
+def _start_of_n(features, labels, mode):
+    start = v1.constant_initializer(1 / (features.shape[0] or 1))
+    kernel = v1.get_variable("kernel", [3, 1], tf.float64, start)
+    loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=_by_plain_optimizer(loss)
+    )
+
+
+@pytest.mark.parametrize("model_fn", [_rate_of_n, _start_of_n])
+def test_rates_and_first_values_may_depend_on_a_static_size(model_fn):
+    ours, theirs = (train(f, _BATCH)[0]["kernel"] for f in (cut(model_fn), model_fn))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["quotient", "of the optimizer", "in a function"])

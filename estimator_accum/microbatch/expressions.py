@@ -1,0 +1,460 @@
+"""Expressions that two graphs compute for a batch of static size.
+
+    tf.reshape(x, [tf.shape(x)[0], 4])  =  tf.reshape(x, [8, 4])    of 8 examples
+
+Each operation is made again in a graph where the batch has its static size, so that
+TensorFlow infers shapes, and values that depend on sizes alone. Tensors with equal
+numbers are the same computation: of the same type and attributes, from equal inputs.
+"""
+
+import collections
+import hashlib
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from estimator_accum.graph.computations import settings_of
+from estimator_accum.graph.functions import functions_by_attribute, graph_called
+from estimator_accum.graph.internals import create_like, is_stateful, static_value
+from estimator_accum.graph.names import (
+    BRANCHES,
+    CALLERS,
+    CALLS,
+    CONTROL_FLOW_V1,
+    FED,
+    LOOPS,
+    READERS,
+    SHAPES,
+    VARIABLES,
+)
+from estimator_accum.graph.walks import in_order
+from estimator_accum.graph.writers import is_reference, writes
+
+_MOST_NUMBERS = 1_000  # of a value that is computed here
+# Operations whose result has the elements of the first input, in their order, if it has
+# as many.
+_KEEPING = {
+    "BroadcastTo",
+    "ExpandDims",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Tile",
+}
+_REDUCTIONS = {"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}
+_KEEPING |= _REDUCTIONS
+# Those of whose inputs the order does not matter, such as gradients that are added.
+_OF_ANY_ORDER = {"Add", "AddN", "AddV2", "Mul"}
+_FILLS = {"ZerosLike": 0, "OnesLike": 1}
+
+
+class _Copy(NamedTuple):
+    """A tensor for a batch of static size.
+
+    Attributes:
+        tensor: The tensor of the graph where the batch has that size.
+        number: The number of its expression.
+        value: Its value; None if it depends on more than sizes, or is large.
+    """
+
+    tensor: tf.Tensor
+    number: int
+    value: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple | None:
+        return _sizes(self.tensor.shape)
+
+
+class Numbers:
+    """Numbers of expressions, the same in all graphs that share them."""
+
+    def __init__(self):
+        self._numbers = {}
+        self._unique = itertools.count()
+
+    def of(self, *key) -> int:
+        """Returns the number of an expression that a key describes."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def new(self) -> int:
+        """Returns a number that no other expression has."""
+        return self.of("unique", next(self._unique))
+
+
+class Expressions:
+    """Expressions of a graph.
+
+    Args:
+        numbers: The numbers, shared with another graph.
+        parts: Pairs (tensor of the graph, its shape) of a batch.
+    """
+
+    def __init__(self, numbers: Numbers, parts: Iterable[tuple]):
+        self._numbers, self._graph = numbers, tf.Graph()
+        self._orders, self._written = collections.Counter(), []
+        self._unread = []  # the ends of TensorFlow 1's loops
+        self._before = {}  # number and shape by that of a reshaped result
+        with self._graph.as_default():
+            self._copies = {
+                tensor.ref(): self._input(tensor, shape, "part", i)
+                for i, (tensor, shape) in enumerate(parts)
+            }
+
+    def numbers_of(
+        self, tensors: Iterable[tf.Tensor], operations: Iterable[tf.Operation]
+    ) -> list[int]:
+        """Returns numbers of expressions, and those of all that operations write.
+
+        Args:
+            tensors: Tensors.
+            operations: Operations that run.
+        """
+        with self._graph.as_default():
+            results = self._read(tensors, self._copies, 0)
+            self._write(operations, self._copies, 0)
+            for tensor in self._unread:  # grows
+                results += self._read([tensor], self._copies, 0)
+        return [*(copy.number for copy in results), *sorted(self._written)]
+
+    def _read(self, tensors: Iterable, copies: dict, depth: int) -> list[_Copy]:
+        """Returns copies of tensors.
+
+        Args:
+            tensors: Tensors of a graph, or of a function's.
+            copies: Copies so far by references to the tensors of that graph.
+            depth: The number of loops around it.
+        """
+
+        def before(operation: tf.Operation) -> list[tf.Operation]:
+            if all(tensor.ref() in copies for tensor in operation.outputs):
+                return []
+            return [tensor.op for tensor in _inputs_of(operation)]
+
+        tensors = list(tensors)
+        for operation in in_order([tensor.op for tensor in tensors], before):
+            if any(tensor.ref() not in copies for tensor in operation.outputs):
+                inputs = [copies[t.ref()] for t in _inputs_of(operation)]
+                results = self._computed(operation, inputs, depth)
+                for tensor, copy in zip(operation.outputs, results, strict=True):
+                    copies.setdefault(tensor.ref(), copy)
+        return [copies[tensor.ref()] for tensor in tensors]
+
+    def _write(self, operations: Iterable, copies: dict, depth: int) -> None:
+        """Adds the numbers of all that operations write."""
+        for operation in operations:
+            if writes(operation):
+                inputs = self._read(operation.inputs, copies, depth)
+                self._written.append(self._number(operation, inputs))
+            elif operation.type in CALLERS:
+                inputs = self._read(operation.inputs, copies, depth)
+                if not operation.outputs:
+                    self._computed(operation, inputs, depth)
+                self._read(operation.outputs, copies, depth)
+
+    def _computed(
+        self, operation: tf.Operation, inputs: list[_Copy], depth: int
+    ) -> list[_Copy]:
+        """Returns the results of an operation."""
+        if operation.type in CALLS:
+            (function,) = _functions(operation, operation.inputs)
+            return self._called(function, inputs, depth)
+        if operation.type in BRANCHES:
+            return self._branched(operation, inputs, depth)
+        if operation.type in LOOPS:
+            return self._looped(operation, inputs, depth)
+        if operation.type in FED or operation.type in VARIABLES:
+            return self._begun(operation)
+        tensors = self._made(operation, inputs)
+        if tensors is None:
+            return self._opaque(operation, self._number(operation, inputs))
+        results = [self._simplified(operation, inputs, tensor) for tensor in tensors]
+        if None not in results:
+            return results
+        number = self._number(operation, inputs)
+        return [
+            copy or _Copy(tensor, self._numbers.of("result", number, i))
+            for i, (copy, tensor) in enumerate(zip(results, tensors, strict=True))
+        ]
+
+    def _number(self, operation: tf.Operation, inputs: list[_Copy]) -> int:
+        """Returns the number of an operation with inputs."""
+        kind, settings = operation.type, settings_of(operation)
+        if any(functions_by_attribute(operation)):
+            return self._numbers.new()
+        if kind == "Merge" and len(inputs) < len(operation.inputs):  # of a loop
+            self._orders[kind] += 1
+        elif _is_ordered(operation):
+            settings = {s for s in settings if s[0] not in ("seed", "seed2")}
+            self._orders[kind] += 1
+        order = self._orders[kind]
+        numbers = [copy.number for copy in inputs]
+        if kind in _OF_ANY_ORDER:
+            numbers.sort()
+        return self._numbers.of(kind, frozenset(settings), order, *numbers)
+
+    def _made(self, operation: tf.Operation, inputs: list) -> list[tf.Tensor] | None:
+        """Returns an operation's outputs in the graph of static size; None if unknown."""
+        tensors = [*operation.inputs, *operation.outputs]
+        if (
+            operation.type in CONTROL_FLOW_V1
+            or any(functions_by_attribute(operation))
+            or any(map(is_reference, tensors))
+        ):
+            return None
+        if operation.type == "Const":
+            (output,) = operation.outputs
+            if (output.shape.num_elements() or 0) > _MOST_NUMBERS:
+                return [tf.compat.v1.placeholder(output.dtype, output.shape)]
+        copy = create_like(operation, self._graph, [copy.tensor for copy in inputs])
+        outputs = list(copy.outputs)
+        for output, tensor in zip(operation.outputs, outputs, strict=True):
+            tensor.set_shape(output.shape)
+        return outputs
+
+    def _simplified(
+        self, operation: tf.Operation, inputs: list[_Copy], tensor: tf.Tensor
+    ) -> _Copy | None:
+        """Returns a result that is a value, or that an input has already."""
+        kind, shape = operation.type, tensor.shape
+        if kind == "Const":
+            return self._constant(tf.get_static_value(operation.outputs[0]), tensor)
+        if kind in _FILLS and shape.is_fully_defined() and tensor.dtype != tf.variant:
+            value = np.array(_FILLS[kind], tensor.dtype.as_numpy_dtype)
+            return _Copy(tensor, self._filled(value, _sizes(shape)))
+        if kind == "Fill" and shape.is_fully_defined() and inputs[1].value is not None:
+            return _Copy(tensor, self._filled(inputs[1].value, _sizes(shape)))
+        value = _value(operation, inputs, tensor)
+        if value is not None:
+            with self._graph.as_default():
+                return self._constant(value, tf.constant(value, tensor.dtype))
+        source = inputs[0] if kind == "Identity" else None
+        if source is None and shape.is_fully_defined():
+            source = self._kept(operation, inputs, tensor)
+        if source is None and shape.is_fully_defined() and inputs and inputs[0].shape:
+            if kind in ("BroadcastTo", "Tile"):
+                return self._broadcast(inputs[0], tensor)
+            if kind in _REDUCTIONS and inputs[1].value is not None:
+                return self._reduced(kind, *inputs, tensor)
+        if source is None or kind == "Identity" or shape == source.tensor.shape:
+            return source
+        return self._reshaped(source.number, source.shape, tensor)
+
+    def _reshaped(self, number: int, sizes: tuple, tensor: tf.Tensor) -> _Copy:
+        """Returns a result that has the elements of another one.
+
+        Args:
+            number: The number of the other one.
+            sizes: Its sizes.
+            tensor: The result.
+        """
+        before, first = self._before.get(number, (number, sizes))
+        if _sizes(tensor.shape) == first:
+            return _Copy(tensor, before)
+        number = self._numbers.of("reshape", before, _sizes(tensor.shape))
+        self._before[number] = before, first
+        return _Copy(tensor, number)
+
+    def _broadcast(self, copy: _Copy, tensor: tf.Tensor) -> _Copy | None:
+        """Returns a result that repeats a tensor along axes of size one."""
+        sizes = _sizes(tensor.shape)
+        first = (1,) * (len(sizes) - len(copy.shape)) + copy.shape
+        if any(m not in (1, n) for m, n in zip(first, sizes, strict=True)):
+            return None
+        before, _ = self._before.get(copy.number, (copy.number, None))
+        return _Copy(tensor, self._numbers.of("broadcast", before, first, sizes))
+
+    def _reduced(self, kind: str, copy: _Copy, axes: _Copy, tensor: tf.Tensor) -> _Copy:
+        """Returns a result that combines elements along axes."""
+        sizes = dict(enumerate(copy.shape))
+        axes = {int(axis) % len(sizes) for axis in axes.value.ravel()}
+        axes = tuple(sorted(axis for axis in axes if sizes[axis] != 1))
+        number = self._numbers.of(kind, copy.number, axes)
+        rest = tuple(size for axis, size in sizes.items() if axis not in axes)
+        return self._reshaped(number, rest, tensor)
+
+    def _kept(
+        self, operation: tf.Operation, inputs: list[_Copy], tensor: tf.Tensor
+    ) -> _Copy | None:
+        """Returns the input whose elements a result has in their order; None if none."""
+        kind, shape = operation.type, tensor.shape
+        if kind == "Mul":  # by ones, where weights may have to be broadcast
+            pairs = (inputs, inputs[::-1])
+            pairs = [pair for pair in pairs if pair[0].tensor.shape == shape]
+            return next((x for x, other in pairs if self._is_of_ones(other)), None)
+        keeps = kind in _KEEPING
+        if kind == "StridedSlice":
+            strides = inputs[3].value
+            keeps = strides is not None and (strides == 1).all()
+        if kind == "Transpose" and (order := inputs[1].value) is not None:
+            sizes = inputs[0].tensor.shape.as_list()
+            moved = [axis for axis in order if sizes[axis] != 1]
+            keeps = moved == sorted(moved)
+        number = inputs[0].tensor.shape.num_elements() if keeps else None
+        return inputs[0] if number == shape.num_elements() else None
+
+    def _constant(self, value, tensor: tf.Tensor) -> _Copy:
+        """Returns a constant, which fills a shape if its elements are the same."""
+        value = np.asarray(value)
+        is_small = value.size <= _MOST_NUMBERS
+        kept = value if is_small else None
+        if value.size and (value == value.flat[0]).all():
+            return _Copy(tensor, self._filled(value.flat[0], value.shape), kept)
+        number = self._numbers.of(
+            "value", tensor.dtype, value.shape, hashlib.sha256(_bytes(value)).digest()
+        )
+        return _Copy(tensor, number, kept)
+
+    def _filled(self, value, shape: tuple) -> int:
+        value = np.asarray(value)
+        return self._numbers.of("filled", shape, str(value.dtype), _bytes(value))
+
+    def _is_of_ones(self, copy: _Copy) -> bool:
+        one = np.array(1, copy.tensor.dtype.base_dtype.as_numpy_dtype)
+        return copy.shape is not None and copy.number == self._filled(one, copy.shape)
+
+    def _input(self, tensor: tf.Tensor, shape, *key) -> _Copy:
+        copy = tf.compat.v1.placeholder(tensor.dtype.base_dtype, shape)
+        return _Copy(copy, self._numbers.of(*key))
+
+    def _begun(self, operation: tf.Operation) -> list[_Copy]:
+        """Returns a tensor that is fed, or a variable."""
+        settings = settings_of(operation)
+        number = self._numbers.of("begins", operation.name, settings)
+        tensors = operation.type == "VarHandleOp" and self._made(operation, [])
+        if tensors:
+            return [_Copy(tensors[0], number)]
+        return self._opaque(operation, number)
+
+    def _opaque(self, operation: tf.Operation, number: int) -> list[_Copy]:
+        """Returns results of which only the shapes in the graph itself are known."""
+        if operation.type == "Merge":
+            first = len(_inputs_of(operation))
+            self._unread += list(operation.inputs)[first:]
+        return [
+            self._input(tensor, tensor.shape, "result", number, i)
+            for i, tensor in enumerate(operation.outputs)
+        ]
+
+    def _called(
+        self, function: tf.Graph, arguments: list[_Copy], depth: int
+    ) -> list[_Copy]:
+        """Returns a function's results for arguments."""
+        references = (tensor.ref() for tensor in function.inputs)
+        copies = dict(zip(references, arguments, strict=True))
+        results = self._read(function.outputs, copies, depth)
+        self._write(function.get_operations(), copies, depth)
+        return results
+
+    def _branched(self, operation: tf.Operation, inputs: list, depth: int) -> list:
+        index, *arguments = inputs
+        branches = [
+            self._called(function, arguments, depth)
+            for function in _functions(operation, list(operation.inputs)[1:])
+        ]
+        results = []
+        for output, copies in zip(operation.outputs, zip(*branches)):
+            shapes = {copy.shape for copy in copies}
+            shape = shapes.pop() if len(shapes) == 1 else None
+            numbers = (copy.number for copy in copies)
+            key = operation.type in ("If", "StatelessIf"), index.number, *numbers
+            shape = output.shape if shape is None else shape
+            results.append(self._input(output, shape, "branch", *key))
+        return results
+
+    def _looped(self, operation: tf.Operation, inputs: list, depth: int) -> list:
+        body, condition = _functions(operation, operation.inputs)
+        pairs = zip(body.inputs, body.outputs, strict=True)
+        are_kept = [_passed_on(inner) is argument for argument, inner in pairs]
+        changed = [i for i, is_kept in enumerate(are_kept) if not is_kept]
+        shapes = {i: inputs[i].shape for i in changed}
+        for _ in range(2):  # shapes that stay the same, or those of the graph
+            arguments = list(inputs)
+            for place, i in enumerate(changed):
+                shape = shapes[i]
+                if shape is None:
+                    shape = operation.outputs[i].shape
+                key = "argument", depth, place
+                arguments[i] = self._input(operation.inputs[i], shape, *key)
+            results = self._called(body, arguments, depth + 1)
+            if all(results[i].shape == shapes[i] for i in changed):
+                break
+            shapes = dict.fromkeys(changed)
+        (going,) = self._called(condition, arguments, depth + 1)
+        parts = [(inputs[i].number, results[i].number) for i in changed]
+        number = self._numbers.of("loop", going.number, *parts)
+        copies = list(inputs)
+        for place, i in enumerate(changed):
+            tensor, shape = operation.outputs[i], shapes[i]
+            shape = tensor.shape if shape is None else shape
+            copies[i] = self._input(tensor, shape, "result", number, place)
+        return copies
+
+
+def _is_ordered(operation: tf.Operation) -> bool:
+    """Returns whether another operation with the same inputs computes something else."""
+    is_read = operation.type in READERS or writes(operation)
+    return is_stateful(operation.type) is not False and not is_read
+
+
+def _sizes(shape: tf.TensorShape) -> tuple | None:
+    """Returns the sizes of a shape; None if one is unknown."""
+    return tuple(shape.as_list()) if shape.is_fully_defined() else None
+
+
+def _inputs_of(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns an operation's inputs; those of a loop's begin are read last."""
+    inputs = list(operation.inputs)
+    if operation.type in ("Merge", "RefMerge"):
+        ends = ("NextIteration", "RefNextIteration")
+        return [tensor for tensor in inputs if tensor.op.type not in ends]
+    return inputs
+
+
+def _functions(operation: tf.Operation, tensors: Iterable) -> list[tf.Graph]:
+    """Returns the graphs of the functions that an operation calls, sorted by attribute."""
+    tensors = list(tensors)
+    outputs = len(operation.outputs)
+    return [
+        # The condition of a loop has one result.
+        graph_called(operation, name, tensors, 1 if key == "cond" else outputs)
+        for key, name in functions_by_attribute(operation)
+    ]
+
+
+def _passed_on(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _bytes(value: np.ndarray) -> bytes:
+    return repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+
+
+def _value(
+    operation: tf.Operation, inputs: list[_Copy], tensor: tf.Tensor
+) -> np.ndarray | None:
+    """Returns a value that depends on sizes alone; None if it is unknown, or large."""
+    if tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return None
+    number = tensor.shape.num_elements() or 0  # 0 as well if it depends on the value
+    if number > _MOST_NUMBERS or is_stateful(operation.type) is not False:
+        return None
+    if operation.type in SHAPES:
+        return static_value(tensor)
+    if inputs and all(copy.value is not None for copy in inputs):
+        return static_value(tensor)
+    if operation.type == "StridedSlice" and tensor.shape.rank == 0:
+        vector, *_ = inputs  # one size of a shape, where others are unknown
+        begin = inputs[1].value
+        if vector.tensor.op.type == "Shape" and begin is not None:
+            shape = vector.tensor.op.inputs[0].shape
+            size = shape.as_list()[int(begin[0])] if shape.rank is not None else None
+            if size is not None:
+                return np.array(size, tensor.dtype.as_numpy_dtype)
+    return None
