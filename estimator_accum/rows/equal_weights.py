@@ -44,6 +44,7 @@ from estimator_accum.rows.heads import (
     runs_of,
 )
 from estimator_accum.rows.loss_sums import LINEAR, SCALING, SHOWN, is_one_number
+from estimator_accum.rows.rules.partitions import name_of_part
 from estimator_accum.rows.sizes import ONE, Size
 from estimator_accum.rows.states import FIXED, MIXED, SIZES, State
 
@@ -158,6 +159,14 @@ class Assumption:
         """Returns the states of selected rows, and of their places, by reference."""
         states, names = {}, {}
         for operation in self._operations:
+            if operation.type == "DynamicPartition":
+                kinds = {self._state_by_length(t).kind for t in operation.inputs}
+                numbers = operation.inputs[1]
+                if kinds == {"rows"} and numbers.shape.rank == 1:
+                    by = names.setdefault(computation_of(numbers), operation.name)
+                    for i, part in enumerate(operation.outputs):
+                        name = name_of_part(i, operation, by)
+                        states[part.ref()] = State("entries", 0, of=name)
             if operation.type not in SELECTING_ROWS:
                 continue
             table, places, *axis = operation.inputs
@@ -294,6 +303,11 @@ class _Verdict:
             for output in operation.outputs
             if output.dtype.is_floating or output.dtype.is_integer
         ]
+        # Their numbers are trained, and how many they are is not.
+        selected = {
+            r.tensor.name: r.tensor for r in self._head.rows if r.selection is not None
+        }
+        outputs += selected.values()
         results = np.array([*self._results(outputs)])  # [draws, 1 + outputs, 4]
         if not results.size:
             return None
@@ -309,7 +323,7 @@ class _Verdict:
             if (
                 _is_separable(weights, rounding)
                 and _is_separable(products, rounding)
-                and not self._is_trained(tensor)
+                and (tensor.name in selected or not self._is_trained(tensor))
             ):
                 return _Divisor(tensor, not is_one_number(tensor))
         return None

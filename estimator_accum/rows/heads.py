@@ -39,6 +39,7 @@ from estimator_accum.rows.loss_sums import is_one_number
 
 # Operations that select rows of their first input, by the places in their second one.
 SELECTING_ROWS = {"GatherNd", "GatherV2"}
+_SELECTING = {*SELECTING_ROWS, "DynamicPartition"}
 _MOST_OPERATIONS = 300  # also those of functions
 _MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have more
 _MOST_STEPS = 50  # from the parts of a batch to a mask
@@ -58,14 +59,15 @@ class Rows(NamedTuple):
         axis: Axis of the examples, in the rows.
         span: Number of rows for each example.
         shape: Shape of the rows.
-        selection: The operation that selects entries from its first input; None for rows.
+        selection: A result of an operation that selects entries from its first input;
+            None for rows.
     """
 
     tensor: tf.Tensor
     axis: int
     span: int
     shape: tf.TensorShape
-    selection: tf.Operation | None = None
+    selection: tf.Tensor | None = None
 
 
 class Head(NamedTuple):
@@ -106,7 +108,8 @@ def find_head(
             return None
         if context_of(operation) is not None:  # a branch's constants wait for it
             waiting += control_inputs_of(operation)
-        for tensor in operation.inputs:
+        tensors = list(operation.inputs)
+        for tensor in tensors:  # grows
             state = analysis.state(tensor)
             if not _is_given(analysis, tensor) or (
                 with_parts and _is_computed(analysis, tensor)
@@ -117,8 +120,7 @@ def find_head(
             else:
                 rows[tensor.name] = _rows_of(analysis, tensor)
                 if state.kind == "entries":
-                    places = rows[tensor.name].selection.inputs[1:]
-                    waiting += [place.op for place in places]
+                    tensors += rows[tensor.name].selection.op.inputs[1:]
     nodes = all_nodes(operations)
     kinds = {node.op for node in nodes}
     if len(nodes) > _MOST_OPERATIONS or not all(map(_is_repeatable, kinds)):
@@ -133,8 +135,8 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
     """Yields a function that computes the loss from values of `rows` and `others`.
 
     It takes a dictionary of arrays by the names of tensors, and returns the values of the
-    loss and of `further` results of the head's operations: of those with several elements
-    how many they are. Variables have random values.
+    loss and of `further` results of the head's operations, or entries that it reads: of
+    those with several elements how many they are. Variables have random values.
 
     Raises:
         ValueError: If values cannot be drawn, or the operations need another shape.
@@ -162,7 +164,17 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
             tensor.name: tf.compat.v1.placeholder(tensor.dtype.base_dtype, shape)
             for tensor, shape in zip(read, _shapes(head), strict=True)
         }
-        results = insert(definition, inputs, [head.loss, *further], "loss")
+        wanted = [head.loss, *further]
+        results = insert(definition, inputs, wanted, "loss")
+        places = {
+            r.tensor.name: r.selection.value_index
+            for r in head.rows
+            if r.selection is not None
+        }
+        for i, tensor in enumerate(wanted):
+            if tensor.name in places:  # entries, not the rows that stand for them
+                (selection,) = results[i].consumers()
+                results[i] = selection.outputs[places[tensor.name]]
         results[1:] = [t if is_one_number(t) else tf.size(t) for t in results[1:]]
         _draw_variables(graph, session)
 
@@ -242,8 +254,8 @@ def _is_given(analysis: Analysis, tensor: tf.Tensor) -> bool:
     return state.kind == "fixed" or state.kind == "rows" and state.distance is None
 
 
-def _selection(analysis: Analysis, tensor: tf.Tensor) -> tf.Operation | None:
-    """Returns an operation that selects entries at the places of others from rows.
+def _selection(analysis: Analysis, tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns entries that an operation selects from rows at the places of others.
 
     An entry is computed from its own example alone. So a number of a row, selected at
     the same place, may stand for it, whatever is computed between them.
@@ -254,15 +266,19 @@ def _selection(analysis: Analysis, tensor: tf.Tensor) -> tf.Operation | None:
     """
     name, waiting, seen = analysis.state(tensor).of, collections.deque([tensor]), set()
     while waiting:
-        operation = waiting.popleft().op
+        result = waiting.popleft()
+        operation = result.op
         if operation in seen:
             continue
         seen.add(operation)
         states = [analysis.state(t) for t in operation.inputs]
-        if operation.type in SELECTING_ROWS and context_of(operation) is None:
+        if operation.type in _SELECTING and context_of(operation) is None:
             table, places = states[:2]
-            if table.kind == "rows" and places.kind == "entries" and places.of == name:
-                return operation
+            is_part = operation.type == "DynamicPartition"
+            selected = analysis.state(result) if is_part else places
+            is_same = selected.kind == "entries" and selected.of == name
+            if table.kind == "rows" and is_same:
+                return result
         of_inputs = zip(operation.inputs, states, strict=True)
         waiting += [t for t, s in of_inputs if s.kind == "entries" and s.of == name]
     return None
@@ -273,9 +289,9 @@ def _rows_of(analysis: Analysis, tensor: tf.Tensor) -> Rows:
     state, shape, selection = analysis.state(tensor), tensor.shape, None
     if state.kind == "entries":
         selection = _selection(analysis, tensor)
-        table, places = selection.inputs[:2]
+        table, places = selection.op.inputs[:2]
         state = analysis.state(table)
-        axes = places.shape[-1] if selection.type == "GatherNd" else 1
+        axes = places.shape[-1] if selection.op.type == "GatherNd" else 1
         shape = table.shape[:axes].concatenate(shape[1:])
     length = state.span.factor * _LENGTH ** len(state.span.symbols)
     return Rows(tensor, state.axis, length, shape, selection)
@@ -285,17 +301,21 @@ def _add_selections(
     definition: tf.compat.v1.GraphDef, all_rows: Iterable[Rows]
 ) -> None:
     """Lets operations read entries that are selected from rows in their place."""
-    selected = {}
+    selected, names = {}, set()
     for rows in all_rows:
         if rows.selection is not None:
             node = definition.node.add()
-            node.CopyFrom(define([rows.selection])[0].node[0])
+            node.CopyFrom(define([rows.selection.op])[0].node[0])
             node.name = f"{rows.tensor.name.replace(':', '_')}_selected"
             node.input[0] = rows.tensor.name
-            node.attr["Tparams"].type = rows.tensor.dtype.as_datatype_enum
-            selected[rows.tensor.name] = node.name
+            is_part = node.op == "DynamicPartition"
+            dtype = rows.tensor.dtype.as_datatype_enum
+            node.attr["T" if is_part else "Tparams"].type = dtype
+            place = rows.selection.value_index
+            selected[rows.tensor.name] = f"{node.name}:{place}"
+            names.add(node.name)
     for node in definition.node:
-        if node.name not in selected.values():
+        if node.name not in names:
             node.input[:] = [selected.get(name, name) for name in node.input]
 
 

@@ -72,6 +72,7 @@ class _Regression:
         self.terms = self.errors[:, None] * self.x  # [B, 3]
         tokens = tf.tile(self.errors[:, None, None], [1, 5, 4])  # [B, 5, 4]
         self.tokens = tf.reduce_sum(tokens, 2)
+        self.of_tokens = self.y[:, None] - tf.range(5.0)  # [B, 5]
         self.mask = tf.cast(self.y > 0.0, tf.float32)
         self.kept = tf.boolean_mask(self.squares, self.y > 0.0)
         self.groups = tf.cast(self.y, tf.int32)
@@ -208,6 +209,27 @@ def _of_words(hidden, labels):
     )
 
 
+def _places(mask):
+    """Returns where a mask [B] is true."""
+    return tf.reshape(tf.where(mask), [-1])
+
+
+def _all_tokens(m):
+    """Returns the features [B, 5, 3] of tokens, and their labels [B, 5]."""
+    return tf.tile(m.terms[:, None], [1, 5, 1]), m.of_tokens
+
+
+def _flat_tokens(m):
+    """Returns the features [B * 5, 3] of tokens, and their labels [B * 5]."""
+    features, labels = _all_tokens(m)
+    return tf.reshape(features, [-1, 3]), tf.reshape(labels, [-1])
+
+
+def _parts(rows, mask):
+    """Returns the rows where a mask [B] is false, and the others."""
+    return tf.dynamic_partition(rows, tf.cast(mask, tf.int32), 2)
+
+
 def _by_nonzero(m, weights):
     return v1.losses.mean_squared_error(m.y, m.errors, weights)
 
@@ -306,10 +328,30 @@ OF_OWN_NUMBERS = {
     "gathered_before_a_large_layer": lambda m: tf.reduce_mean(
         _of_words(*(tf.gather_nd(t, tf.where(m.y > 0.0)) for t in (m.terms, m.y)))
     ),
+    "reshaped_places_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(*(tf.gather(t, _places(m.y > 0.0)) for t in (m.terms, m.y)))
+    ),
+    "a_column_of_places_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(*(tf.gather(t, tf.where(m.y > 0.0)[:, 0]) for t in (m.terms, m.y)))
+    ),
+    "a_part_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(*(_parts(t, m.y > 0.0)[1] for t in (m.terms, m.y)))
+    ),
+    "tokens_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(
+            *(tf.gather(t, _places(_flat_tokens(m)[1] > 0.0)) for t in _flat_tokens(m))
+        )
+    ),
+    "tokens_by_a_mask_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(*(tf.boolean_mask(t, m.of_tokens > 0.0) for t in _all_tokens(m)))
+    ),
+    "parts_of_tokens_before_a_large_layer": lambda m: tf.reduce_mean(
+        _of_words(*(_parts(t, _flat_tokens(m)[1] > 0.0)[1] for t in _flat_tokens(m)))
+    ),
 }
 # Those by the number of elements in a tensor.
 OF_SIZE = {"boolean_mask", "gathered", "selected_before_a_large_layer"}
-OF_SIZE |= {"gathered_before_a_large_layer"}
+OF_SIZE |= {name for name in OF_OWN_NUMBERS if name.endswith("_before_a_large_layer")}
 # With no divisor that is a tensor of the graph, computed from masks alone.
 UNNAMED = {"in_functions", "by_a_part_of_sums"}
 # Losses to which no example adds a number of its own, with no divisor that is one.
@@ -373,6 +415,10 @@ OF_EQUAL_NUMBERS = {
                 tf.boolean_mask(m.terms, m.y > 0.0), tf.boolean_mask(m.y, m.y > 0.0)
             )
         )
+        / m.size
+    ),
+    "a_part_before_a_large_layer": lambda m: (
+        tf.reduce_sum(_of_words(*(_parts(t, m.y > 0.0)[1] for t in (m.terms, m.y))))
         / m.size
     ),
     "one_example_of_many": lambda m: tf.reduce_sum(

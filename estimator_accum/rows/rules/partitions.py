@@ -6,6 +6,9 @@ tf.dynamic_stitch(numbers, lists)      the rows at their places
 
 import re
 
+import tensorflow as tf
+
+from estimator_accum.graph.computations import computation_of
 from estimator_accum.rows.rules.entries import are_values_of, set_entries, set_rows
 from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
@@ -14,6 +17,11 @@ from estimator_accum.rows.states import Mixed, State
 
 _MISSING = "rows of some examples may be missing"
 _NAME = re.compile(r"part (\d+) of (\d+) by (.*)")
+
+
+def name_of_part(i: int, operation: tf.Operation, by: str) -> str:
+    """Returns the name of the i-th list that an operation sorts by a tensor's name."""
+    return f"part {i} of {len(operation.outputs)} by {by}"
 
 
 def part_of(name: str) -> tuple[int, int, str] | None:
@@ -40,9 +48,9 @@ def _partition(analysis, operation, states):
     if not is_own or data.is_place and not data.is_number:
         raise Mixed(UNLIKE)
     results, tail = [], analysis.dims(tensor)[1:]
+    by = analysis.name_of_list(operation, computation_of(operation.inputs[1]))
     for i, output in enumerate(operation.outputs):
-        by = f"{analysis.path}{operation.inputs[1].name}"
-        name = f"part {i} of {len(operation.outputs)} by {by}"
+        name = name_of_part(i, operation, by)
         distance = data.distance if data.is_place else None
         state = State(
             "entries", 0, distance=distance, of=name, is_number=data.is_number
