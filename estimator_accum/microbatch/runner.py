@@ -9,6 +9,7 @@ operations that can be rolled back. After another error the next batch rolls the
 """
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.staging import check_rows, describe_example, rows_of
 from estimator_accum.microbatch.work import Turn, Work
 
+_logger = logging.getLogger("tensorflow.estimator_accum")
 _LATE = (
     "It was seen at {}: updates since the last one that passed this check may be wrong "
     "as well."
@@ -140,10 +142,13 @@ class BatchRunner:
             )
         self._batches += 1
         self.numbers = sum(math.prod(shape) for parts in shapes for shape in parts)
+        if self._batches == 1 and not self._count.is_fixed:
+            self._warn_before_retries(shapes, rows, place)
         while True:
             begin = time.monotonic()
             self._exchanges = []
-            self._check_rows(shapes, rows)
+            if self._count.value > 1:
+                self._check_rows(shapes, rows)
             try:
                 feeds, fetched = self._run_passes(session, rows, place, fetches)
             except Exception as error:
@@ -187,12 +192,25 @@ class BatchRunner:
         return shapes, values
 
     def _check_rows(self, shapes: list, rows: list[int]) -> None:
-        """Raises ValueError if a batch is split that may have features of no example."""
-        if self._count.value == 1:
-            return
+        """Raises ValueError if a batch may have features of no example."""
         for replica, parts, n in zip(self._replicas, shapes, rows, strict=True):
             if n > 1:
                 check_rows(replica.batch.names, parts, replica.constants)
+
+    def _warn_before_retries(self, shapes: list, rows: list[int], place: str) -> None:
+        """Warns of refusals that an error of memory will bring, perhaps much later."""
+        checks = [lambda: self._check_can_retry(place)]
+        if self._count.value == 1:  # else the first batch is refused
+            checks.append(lambda: self._check_rows(shapes, rows))
+        for check in checks:
+            try:
+                check()
+            except ValueError as refusal:
+                _logger.warning(
+                    "micro-batches: a batch that runs out of memory will not be retried, "
+                    "and ends the run with an error: %s",
+                    refusal,
+                )
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be split."""

@@ -175,6 +175,14 @@ def test_batches_that_cannot_be_cut_are_refused(
     assert len(seen.micro_batches) == trained
 
 
+def test_auto_warns_before_it_trains_of_batches_that_it_cannot_split(tmp_path, caplog):
+    seen = _Seen(lambda features, labels: tf.nest.flatten(features)[:1])
+    _train(seen, _with_weights_of_four_classes, tmp_path, "auto")
+    assert len(seen.micro_batches) == 2  # as memory suffices
+    (message,) = (m for m in caplog.messages if "will not be retried" in m)
+    assert "no example" in message and "['classes'], with 4" in message
+
+
 def _examples():
     return tf.data.Dataset.from_tensor_slices((np.zeros([8, 3]), np.arange(8)))
 

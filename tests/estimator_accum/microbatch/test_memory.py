@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import random
+import re
 
 import numpy as np
 import pytest
@@ -407,17 +408,18 @@ def _stage(x):
 
 @pytest.mark.parametrize("wrap", [lambda write: write(), _in_a_branch])
 @pytest.mark.parametrize("write", [_enqueue, _stage])
-def test_what_cannot_be_undone_is_not_retried(write, wrap, tmp_path):
+def test_what_cannot_be_undone_is_not_retried(write, wrap, tmp_path, caplog):
     def train_with(micro_batches, failures, folder):
         script = _Script(failures)
         model_fn = _counting_model_fn(lambda x: wrap(lambda: write(x)), script)
         inputs = input_fn_of(32, 16)
         return train_in_micro_batches(model_fn, folder, inputs, micro_batches)
 
-    train_with("auto", [[]] * 2, tmp_path / "a")  # memory suffices
     sentence = (
         "must change variables and tables alone.*at update 1. Pass a fixed number"
     )
+    train_with("auto", [[]] * 2, tmp_path / "a")  # memory suffices
+    assert len(re.findall(f"will not be retried.*{sentence}", caplog.text)) == 1
     with pytest.raises(ValueError, match=sentence):
         train_with("auto", [[(0, "end")]], tmp_path / "b")
     train_with(2, [[]] * 2, tmp_path / "c")  # the remedy
