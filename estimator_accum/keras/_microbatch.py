@@ -135,8 +135,7 @@ class _Function:
 
         step.__name__ = name
         # As Keras 2 has it, and as Keras 3.
-        is_3 = functions.is_3
-        step = tf.function(step, autograph=not is_3, reduce_retracing=is_3)
+        step = tf.function(step, autograph=not functions.is_3, reduce_retracing=True)
         self.step = functions.make_step(step)
 
     def __deepcopy__(self, memo: dict) -> None:

@@ -210,7 +210,7 @@ class Step:
         return trace.run(batch.values, number)
 
     def _trace_of(self, batch: "_Batch") -> "_Trace | None":
-        return self._traces.get(batch.key) or self._traces.get(batch.key_with_sizes)
+        return self._traces.get(batch.key_with_sizes) or self._traces.get(batch.key)
 
     def _generalize(self, batch: "_Batch") -> "_Batch":
         """Returns a batch with None for sizes that differ from those of batches before."""

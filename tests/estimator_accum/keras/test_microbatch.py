@@ -481,8 +481,7 @@ def test_batches_of_several_sizes_share_a_trace(keras):
     sizes.clear()
     for n in (10, 7, 9, 8):
         model.predict_on_batch(_batch(5)[:n])
-    is_3 = hasattr(keras, "ops")  # Keras 2 traces each size
-    assert sizes == ([10, None] if is_3 else [10, 7, 9, 8])
+    assert sizes == [10, None]  # as unsplit
 
 
 def test_predictions_of_several_steps_are_joined(keras):

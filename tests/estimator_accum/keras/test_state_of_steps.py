@@ -257,18 +257,78 @@ def test_places_that_no_example_decides_have_one_slice(keras, look_up, passes):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
 
 
-def test_a_loss_may_read_the_static_number_of_examples(keras):
+def _size_in_the_loss(keras):
+    """Returns layers and a loss that read the static number of examples."""
+
     def loss(y, outputs):
         return tf.reduce_sum(tf.square(y - outputs), -1) / (y.shape[0] or 1)
 
-    def trained(number):
+    return [keras.layers.Dense(1)], loss
+
+
+def _size_in_a_layer(keras):
+    class Scale(keras.layers.Layer):
+        def call(self, x):
+            return x / float(x.shape[0] or 1)
+
+    return [keras.layers.Dense(3), Scale(), keras.layers.Dense(1)], "mse"
+
+
+def _results(model, number, x) -> list:
+    """Returns the weights after a step, and the loss of an evaluation of each kind."""
+    model = microbatch(model, number)
+    y, last = x[:, :1], tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+    first = model.train_on_batch(x, y)
+    numbers = model.evaluate(last.batch(10, drop_remainder=True), verbose=0)
+    model.fit(last.batch(10, drop_remainder=True), verbose=0)
+    after = model.evaluate(x, y, batch_size=5, verbose=0)
+    losses = [first, numbers, after, model.test_on_batch(x, y)]
+    return [*model.get_weights(), *(np.ravel(loss) for loss in losses)]
+
+
+@pytest.mark.parametrize("number", [2, "auto"])
+@pytest.mark.parametrize("make", [_size_in_the_loss, _size_in_a_layer])
+def test_the_static_number_of_examples_is_that_of_the_batch(keras, make, number):
+    def results(number):
         keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model = microbatch(model, number)
+        layers, loss = make(keras)
+        model = keras.Sequential([keras.Input((3,)), *layers])
         model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
         x = np.random.default_rng(0).normal(size=[10, 3])
-        model.train_on_batch(x, x[:, :1])
-        return model.get_weights()
+        return _results(model, number, x)
 
-    for one, other in zip(trained(2), trained(1), strict=True):
+    for one, other in zip(results(number), results(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+@pytest.mark.parametrize("number", [3, "auto"])
+def test_a_loss_may_have_the_gradient_with_respect_to_inputs(keras, number):
+    """In training and in an evaluation, also with "auto" before a batch is split."""
+
+    class Smooth(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = keras.layers.Dense(4, "tanh")
+            self.out = keras.layers.Dense(1)
+            self.penalty = keras.metrics.Mean("penalty")
+
+        def call(self, x):
+            return self.out(self.hidden(x))
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                outputs = self(x)
+            penalty = tf.reduce_mean(tape.gradient(outputs, x) ** 2)
+            self.penalty.update_state(penalty)
+            return tf.reduce_mean((y - outputs) ** 2) + penalty
+
+    def results(number):
+        keras.utils.set_random_seed(1)
+        model = Smooth()
+        model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+        x = np.random.default_rng(0).normal(size=[10, 3])
+        return _results(model, number, x)
+
+    for one, other in zip(results(number), results(1), strict=True):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)

@@ -1044,6 +1044,17 @@ def test_a_step_that_reduces_retracing_shares_a_trace_among_sizes():
     assert sizes[3:] == [[8, 3, 2]]
 
 
+def test_a_batch_of_a_size_that_has_a_trace_of_its_own_runs_in_that():
+    def step(x):
+        return tf.reduce_sum(x) / (x.shape[0] or 1)
+
+    whole = tf.function(step, reduce_retracing=True)
+    ours = microbatch_step(tf.function(step, reduce_retracing=True), 2)
+    for rows in (8, 5, 6, 8, 5):
+        x = tf.constant(_X[:rows])
+        np.testing.assert_allclose(ours(x), whole(x), rtol=_LIMIT)
+
+
 def test_sizes_of_a_signature_are_those_of_its_function():
     kernel = _weights(6, 3)
 
