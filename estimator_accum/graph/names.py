@@ -19,10 +19,11 @@ VARIABLES = {"VarHandleOp", "Variable", "VariableV2"}
 # value, or for something else.
 READERS_OF_VALUE = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 READERS_OF_NO_VALUE = {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
+READERS_OF_NO_VALUE |= {"DisableCopyOnRead"}
 READERS = READERS_OF_VALUE | READERS_OF_NO_VALUE
 # Operations with state that are the same for all micro-batches of an update.
 SETTLED = {"StatelessRandomGetAlg", *VARIABLES, *READERS}
-WRITERS = re.compile(r"Assign|Scatter|Apply")
+WRITERS = re.compile(r"Assign|Scatter|Apply|CountUpTo|SdcaShrink")
 WRITERS_OF_TABLES = re.compile(r"LookupTable(Insert|Import|Remove)")
 # Writers by which a variable, or a part, gets a value that does not depend on its own.
 SETTERS = {
@@ -32,6 +33,7 @@ SETTERS = {
 }
 # Operations that pass a handle on, or the memory of a reference variable.
 PASSING = {"Identity", "Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge"}
+PASSING |= {"DebugGradientRefIdentity", "RefExit", "RefIdentity", "RefNextIteration"}
 MUTABLE_TABLES = {
     *("MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"),
 }
