@@ -223,11 +223,12 @@ class Expressions:
         kind, shape = operation.type, tensor.shape
         if kind == "Const":
             return self._constant(tf.get_static_value(operation.outputs[0]), tensor)
-        if kind in _FILLS and shape.is_fully_defined() and tensor.dtype != tf.variant:
-            value = np.array(_FILLS[kind], tensor.dtype.as_numpy_dtype)
-            return _Copy(tensor, self._filled(value, _sizes(shape)))
-        if kind == "Fill" and shape.is_fully_defined() and inputs[1].value is not None:
-            return _Copy(tensor, self._filled(inputs[1].value, _sizes(shape)))
+        if shape.is_fully_defined() and tensor.dtype != tf.variant:
+            if kind in _FILLS:
+                value = np.array(_FILLS[kind], tensor.dtype.as_numpy_dtype)
+                return self._full(value, tensor)
+            if kind == "Fill" and inputs[1].value is not None:
+                return self._full(inputs[1].value, tensor)
         value = _value(operation, inputs, tensor)
         if value is not None:
             with self._graph.as_default():
@@ -308,6 +309,14 @@ class Expressions:
             "value", tensor.dtype, value.shape, hashlib.sha256(_bytes(value)).digest()
         )
         return _Copy(tensor, number, kept)
+
+    def _full(self, value: np.ndarray, tensor: tf.Tensor) -> _Copy:
+        """Returns a tensor that has one value at all places."""
+        shape = _sizes(tensor.shape)
+        if 0 < tensor.shape.num_elements() <= _MOST_NUMBERS:
+            value = np.full(shape, value)
+            return self._constant(value, tf.constant(value, tensor.dtype))
+        return _Copy(tensor, self._filled(value, shape))
 
     def _filled(self, value, shape: tuple) -> int:
         value = np.asarray(value)

@@ -132,7 +132,7 @@ def _call(
         pairs = zip(parts, (value.shape for value in wholes), strict=True)
         try:
             return Expressions(numbers, pairs).numbers_of(*results), True
-        except ValueError:  # of a shape that does not fit the unsplit batch
+        except (ValueError, tf.errors.OpError):  # such as shapes that do not fit
             return None, True
 
 
