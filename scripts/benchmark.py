@@ -17,6 +17,8 @@ contains ratios, with their quartiles over the rounds. Its parts:
               the spot check; memory of one micro-batch and of a plain Estimator
     cola      examples per second of fine-tuning: this project, Hugging Face's Trainer,
               and the bound of this machine
+    cores     examples per second of one process and of two on half the cores each, the
+              bound of two micro-batches at once, and time of other forms of operations
     memory    peak resident memory at effective batches of 32 and 256
     housing   updates per second of the housing example
     traffic   bytes of a micro-step between a worker and its parameter server
@@ -70,13 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     add("trainer_python", None, trainer, metavar="PATH")
     batches = "effective batches, in memory"
     add("effective_batch_sizes", [32, 256], batches, nargs="+", type=count)
-    add("micro_batch_size", 8, "examples, in all but cola and housing", type=count)
-    add("tokens", 16, "tokens of an example, in all but cola and housing", type=count)
+    but = "in all but cola, cores and housing"
+    add("micro_batch_size", 8, f"examples, {but}", type=count)
+    add("tokens", 16, f"tokens of an example, {but}", type=count)
     add("housing_updates", 400, "updates of one run of housing", type=count)
     updates = "updates of one run of spot_check"
     add("checked_updates", 100, updates, type=count)
     add("rounds", 9, "turns of each program", type=count)
-    add("starts", 3, "starts of each program, but for fit to unedited", type=count)
+    starts = "starts of each program, but for fit to unedited and cores"
+    add("starts", 3, starts, type=count)
     return parser
 
 

@@ -51,20 +51,26 @@ def token_ids(size: Size, micro_batch_size: int, tokens: int) -> tf.Variable:
     return tf.compat.v1.Variable(ids, trainable=False, use_resource=True)
 
 
-def classification_loss(size: Size, ids: tf.Tensor) -> tf.Tensor:
+def classification_loss(
+    size: Size, ids: tf.Tensor, mask: tf.Tensor | None = None, dropout: float = 0.0
+) -> tf.Tensor:
     """Builds the encoder and a classifier of two classes.
 
     Args:
         size: Layers, width and vocabulary of the encoder.
         ids: Token ids [B, T], such as those of `token_ids`.
+        mask: 1 at tokens and 0 at padding [B, T]; None without padding.
+        dropout: Rate of dropout.
 
     Returns:
         The mean loss, a scalar.
     """
-    pooled = modeling.encode(
-        bert_config(size), ids, tf.ones_like(ids), tf.zeros_like(ids), is_training=True
-    ).pooled
-    logits = modeling.classifier_logits(pooled, 2, is_training=True, dropout_prob=0.0)
+    mask, segments = tf.ones_like(ids) if mask is None else mask, tf.zeros_like(ids)
+    config = bert_config(size, dropout)
+    pooled = modeling.encode(config, ids, mask, segments, is_training=True).pooled
+    logits = modeling.classifier_logits(
+        pooled, 2, is_training=True, dropout_prob=dropout
+    )
     labels = tf.zeros_like(ids[:, 0])
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)

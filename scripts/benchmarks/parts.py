@@ -25,6 +25,7 @@ from scripts.benchmarks.base import (
     update_secs,
 )
 from scripts.benchmarks.cola import cola
+from scripts.benchmarks.cores import cores
 from scripts.benchmarks.models import SIZES
 from scripts.benchmarks.ways import GRAPH_WAYS
 
@@ -293,6 +294,7 @@ PARTS = {
     "unedited": (unedited, ["small"]),
     "spot_check": (spot_check, ["small"]),
     "cola": (cola, ["6-layer"]),
+    "cores": (cores, ["6-layer"]),
     "memory": (memory, list(SIZES)),
     "housing": (housing, None),
     "traffic": (traffic, None),
