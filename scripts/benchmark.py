@@ -18,7 +18,7 @@ contains ratios, with their quartiles over the rounds. Its parts:
     cola      examples per second of fine-tuning: this project, Hugging Face's Trainer,
               and the bound of this machine
     cores     examples per second of one process and of two on half the cores each, the
-              bound of two micro-batches at once, and time of other forms of operations
+              bound of micro-batches side by side, and time of other forms of operations
     memory    peak resident memory at effective batches of 32 and 256
     housing   updates per second of the housing example
     traffic   bytes of a micro-step between a worker and its parameter server

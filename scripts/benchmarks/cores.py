@@ -1,8 +1,8 @@
 """The part `cores` of `scripts/benchmark.py`: micro-batches side by side, other forms.
 
 Two processes, each on half the cores, compute the gradients of two micro-batches side by
-side with nothing to wait for. The bound of an update with two micro-batches at once
-replaces by that time the one that one process needs for its gradients:
+side with nothing to wait for. In the bound of an update with two micro-batches side by
+side, that time replaces the one that one process needs for its gradients:
 
     gradients of two processes + (update of one process - its gradients) + sum
 
@@ -24,7 +24,7 @@ _LENGTHS += [14, 15, 15, 16, 18, 20, 23]
 _SPLITS = {"32 x 1": 1, "8 x 4": 4}  # micro-steps
 _UPDATES, _SUMS = 16, 9  # of one run; the fastest sum counts, as in cola
 _ONE, _HALF, _TWO = "one process", "one process, 16 sentences", "two processes"
-_AT_ONCE, _BOUND = "one process, two at once", "bound of two at once"
+_BESIDE, _BOUND = "one process, side by side", "bound side by side"
 _GRADIENTS, _SUM = "gradients of ", "sum of two gradients"
 
 
@@ -65,7 +65,7 @@ def _secs(size: str, micro_steps: int, rounds: int) -> dict[str, list[float]]:
         _ONE: [spec | {"micro_steps": micro_steps, "shares": 1, "taken": [0]}],
         _HALF: [shared | {"taken": [0]}],
         _TWO: halves,
-        _AT_ONCE: [shared | {"taken": [0, 1], "threads": [half, 2]}],
+        _BESIDE: [shared | {"taken": [0, 1], "threads": [half, 2]}],
     }
     for way in (_ONE, _TWO):
         ways[_GRADIENTS + way] = [s | {"has_update": False} for s in ways[way]]
@@ -98,7 +98,7 @@ def _rates(secs: dict[str, list[float]], has_sum: bool) -> dict[str, list[float]
     """Returns the examples a second of all ways, and of the bound."""
     gradients = secs[_GRADIENTS + _TWO], secs[_GRADIENTS + _ONE]
     terms = zip(*gradients, secs[_ONE], secs[_SUM], strict=True)
-    ways = {way: secs[way] for way in (_ONE, _HALF, _TWO, _AT_ONCE)}
+    ways = {way: secs[way] for way in (_ONE, _HALF, _TWO, _BESIDE)}
     ways[_BOUND] = [two - one + update + has_sum * s for two, one, update, s in terms]
     sentences = {way: len(_LENGTHS) for way in ways} | {_HALF: len(_LENGTHS) // 2}
     return {way: [sentences[way] / s for s in ways[way]] for way in ways}

@@ -76,15 +76,15 @@ def test_bound_of_fine_tuning_adds_arithmetic_and_traffic():
     assert both == pytest.approx(1e9 / (flops + traffic))
 
 
-def test_bound_of_two_at_once_is_an_update_with_the_gradients_of_two_processes():
+def test_bound_side_by_side_is_an_update_with_the_gradients_of_two_processes():
     secs = {"one process": [8.0], "gradients of one process": [6.0]}
     secs |= {"two processes": [4.0], "gradients of two processes": [2.0]}
-    secs |= {"one process, 16 sentences": [8.0], "one process, two at once": [8.0]}
+    secs |= {"one process, 16 sentences": [8.0], "one process, side by side": [8.0]}
     secs["sum of two gradients"] = [1.0]
     rates = cores._rates(secs, has_sum=True)
-    assert rates["bound of two at once"] == [32 / (2 + (8 - 6) + 1)]
+    assert rates["bound side by side"] == [32 / (2 + (8 - 6) + 1)]
     assert rates["one process, 16 sentences"] == [16 / 8]
-    assert cores._rates(secs, has_sum=False)["bound of two at once"] == [32 / 4]
+    assert cores._rates(secs, has_sum=False)["bound side by side"] == [32 / 4]
 
 
 def test_a_python_without_torch_is_refused(capsys, tmp_path):
@@ -162,7 +162,7 @@ _WAYS = {
     "growth": {"K=2", "K=4"},
     "unedited": {"unsplit", "split in 4"},
     "cola": {"this project, 8 x 4, float32", "bound, 8 x 4, float32"},
-    "cores": {"two processes", "bound of two at once", "one factor"},
+    "cores": {"two processes", "bound side by side", "one factor"},
     "memory": {"2 x 1", "8 x 1", "2 x 4", "2 x 4, skip_window"},
     "traffic": {"K=1", "K=8", "1,000 rows", "1,000,000 rows"},
 }
