@@ -343,16 +343,16 @@ def _step(kind: str, folder: str, options: dict) -> None:
 
 
 def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
-    """Returns (difference, reductions in the graph that is split, in 3 and "auto").
+    """Returns (difference, *reductions in the graph that is split), for two losses.
 
-    For two losses. The difference is the largest one of weights, losses and metrics,
+    The first loss is split in 3 and in "auto", the second in 3. The difference is the largest one of weights, losses and metrics,
     trained unsplit and in micro-batches. One replica has no example of the last batch.
     """
     data = tf.data.Dataset.from_tensor_slices(dense_data(73, "float64")).batch(24)
     results = []
-    for loss in "mse", _compare:
+    for loss, splits in ("mse", (3, "auto")), (_compare, (3,)):
         weights, numbers = [], []
-        for micro_batches in 1, 3, "auto":
+        for micro_batches in 1, *splits:
             begin = len(reductions)
             with strategy.scope():
                 model = microbatch(kind.dense_model("float64"), micro_batches)
