@@ -287,6 +287,7 @@ def _counters(target: str, servers: tuple[int, int]) -> tuple[int, int]:
         return tuple(map(int, session.run(reads)))
 
 
+@pytest.mark.once  # the test above has the sessions of two workers
 def test_a_cluster_loses_the_window_of_a_killed_worker_alone(tmp_path, monkeypatch):
     """The cluster: a chief, two workers, two servers and an evaluator."""
     chief, steady, mortal, *of_servers = running.tf_configs(
