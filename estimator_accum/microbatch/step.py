@@ -600,6 +600,8 @@ def _make_outside(make: Callable, **arguments) -> tf.Variable:
     """Makes a variable outside of the graph, as tf.function does at a first call."""
     if not tf.executing_eagerly() and hasattr(arguments.get("initial_value"), "op"):
         raise _MakesVariablesError
+    # A function inside that makes one would be traced again without it.
+    arguments["experimental_enable_variable_lifting"] = False
     with tf.init_scope():
         return make(**arguments)
 

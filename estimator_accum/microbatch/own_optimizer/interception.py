@@ -88,7 +88,10 @@ class Interception:
                 if all(map(context_of, outer)):
                     return request.plain()
                 check_outside(self._graph, ys)
-                stack.enter_context(tf.init_scope())
+                if self._graph.building_function:  # which init_scope would leave
+                    stack.enter_context(self._graph.as_default())
+                else:
+                    stack.enter_context(tf.init_scope())
             of_micro_batch = of_batch(self._batch)
             check_first_order(ys, self.reads)
             check_shapes(self._batch)

@@ -84,8 +84,9 @@ class Phases:
         number, replica = times.of_tensors(request.tops), times.replica_of(request.tops)
         self._requests[-1] = request.tops, number
         while number >= len(self.all):
-            again = [batch.again() for batch in self._batches]
-            self.all.append([Part(batch, Interception(batch)) for batch in again])
+            with self._graph.as_default():  # also where a branch takes a gradient
+                again = [batch.again() for batch in self._batches]
+                self.all.append([Part(batch, Interception(batch)) for batch in again])
         part = self.all[number][replica]
         with part.batch.as_current():
             gradients = part.interception.gradients(request)

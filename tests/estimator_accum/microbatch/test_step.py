@@ -212,6 +212,31 @@ def _conditional_update():
     return step, [*kernels, scale, steps], (_X, _CLASSES)
 
 
+def _gradients_in_branches():
+    """Two updates, whose gradients are computed in a branch, and in a function."""
+    kernels, network = _network(6, 3)
+    steps = tf.Variable(0)
+
+    def step(x, labels):
+        steps.assign_add(1)
+        with tf.GradientTape() as tape:
+            first = _crossentropy(labels, network(x))
+        if steps % 2 == 1:
+            _descend(tape, first, kernels)
+        with tf.GradientTape() as tape:
+            second = _crossentropy(labels, network(x)) ** 2
+
+        @tf.function
+        def descend():
+            if steps > 1:
+                _descend(tape, second, kernels)
+
+        descend()
+        return first, second
+
+    return step, [*kernels, steps], (_X, _CLASSES)
+
+
 def _statistics():
     """Batch normalization with the statistics of the whole batch."""
     kernels, _ = _network(6, 3)
@@ -325,6 +350,7 @@ _STEPS = [
     _two_views,
     _embedding,
     _conditional_update,
+    _gradients_in_branches,
     _statistics,
 ]
 
