@@ -206,7 +206,7 @@ def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
         for user in tensor.consumers():
             if user.type == "L2Loss" and tensor.name == total.values.name:
                 norms.append(user)
-            elif user.type in _PASSING or _is_scaled(user, tensor):
+            elif _is_passed_on(user) or _is_scaled(user, tensor):
                 waiting += user.outputs
             elif _reads(user, tensor, 0):
                 adding.add(user)
@@ -216,7 +216,7 @@ def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
     while waiting:
         tensor = waiting.pop()
         for user in tensor.consumers():
-            if user.type in _PASSING:
+            if _is_passed_on(user):
                 waiting += user.outputs
             elif user.type == "Unique" and tensor.op.type != "Unique":
                 rows.append(user.outputs[0])
@@ -240,6 +240,8 @@ def _reads(user: tf.Operation, tensor: tf.Tensor, place: int) -> bool:
 def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
     """Returns whether all that is computed from rows is the same in another order.
 
+    Rows that nothing reads may be results.
+
     Args:
         rows: Numbers of rows, each once, and their values.
     """
@@ -251,8 +253,19 @@ def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
         mixing = {origin.operation for origin in analysis.origins}
         sums = {op for op in mixing & users if op.type in _IN_ANY_ORDER}
         if not sums:
-            return not mixing
+            shown = [t for op in users if not _is_read(op) for t in op.outputs]
+            return not mixing and all(analysis.state(t) == FIXED for t in shown)
         states |= {output.ref(): FIXED for op in sums for output in op.outputs}
+
+
+def _is_passed_on(user: tf.Operation) -> bool:
+    """Returns whether `user` passes on a tensor, to another operation."""
+    return user.type in _PASSING and _is_read(user)
+
+
+def _is_read(operation: tf.Operation) -> bool:
+    """Returns whether another operation reads an output; if not, it may be a result."""
+    return any(output.consumers() for output in operation.outputs)
 
 
 def _is_scaled(user: tf.Operation, tensor: tf.Tensor) -> bool:
@@ -261,4 +274,4 @@ def _is_scaled(user: tf.Operation, tensor: tf.Tensor) -> bool:
         others = list(user.inputs)[:1] if user.type == "Mul" else []
     else:
         others = list(user.inputs)[1:]
-    return bool(others) and others[0].shape.rank == 0
+    return bool(others) and others[0].shape.rank == 0 and _is_read(user)

@@ -1171,6 +1171,41 @@ def test_rows_that_are_looked_up_once_have_one_slice_each(move):
         np.testing.assert_allclose(one, other, rtol=_LIMIT)
 
 
+def _gradient_of_looked_up(table, ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, ids) ** 2)
+    return tape.gradient(loss, table)
+
+
+def _summed_by_row(gradient):
+    rows, places = tf.unique(gradient.indices)
+    total = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return total, rows
+
+
+@pytest.mark.parametrize(
+    "result_of",
+    [
+        lambda gradient: gradient,
+        lambda gradient: -2.0 * gradient.values,
+        lambda gradient: gradient.indices,
+        _summed_by_row,
+    ],
+)
+def test_slices_that_are_results_are_those_of_the_batch(result_of):
+    table = _weights(11, 2)
+
+    def step(ids):
+        return result_of(_gradient_of_looked_up(table, ids))
+
+    whole, ours = (
+        tf.nest.flatten(function(_IDS[:, 0]), expand_composites=True)
+        for function in (tf.function(step), microbatch_step(step, 4))
+    )
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_places_that_are_computed_from_rows_looked_up_once_are_refused():
     step, _, arguments = _words_looked_up_once(lambda rows: rows * 3 % 7)
     with pytest.raises(ValueError, match="computes from those of tf.unique"):
