@@ -307,7 +307,8 @@ def _bind(step: Callable, args: tuple, kwargs: dict, signature=None) -> _Batch:
     leaves = _leaves_of(bound.arguments)
     specs = [None] * len(leaves)
     if signature is not None:
-        leaves, specs = _with_signature(bound.arguments, signature)
+        types = inspect.signature(step).bind_partial(*signature).arguments
+        leaves, specs = _with_signature(bound.arguments, signature, types)
     number = max([1, *(len(_parts_of(leaf)) for _, leaf in leaves)])
     batch = _Batch([{} for _ in range(number)], [{} for _ in range(number)], bound, ())
     flat, others = [], []
@@ -359,13 +360,18 @@ def _leaves_of(arguments: dict) -> list[tuple[str, Any]]:
     ]
 
 
-def _with_signature(arguments: dict, signature) -> tuple[list, list]:
+def _with_signature(arguments: dict, signature, types: dict) -> tuple[list, list]:
     """Returns (name, leaf) pairs of arguments, as tensors of a signature, and their types.
+
+    Args:
+        arguments: The arguments by name.
+        signature: Their types, in their order.
+        types: The types by name; those of arguments that are left out do not count.
 
     Raises:
         TypeError: If they have other types.
     """
-    specs = _leaves_of(dict(zip(arguments, signature, strict=False)))
+    specs = _leaves_of({n: types[n] for n in arguments if n in types})
     leaves = _leaves_of(arguments)
     if [name for name, _ in leaves] != [name for name, _ in specs]:
         raise TypeError(_sentence_of_signature(signature, [name for name, _ in leaves]))

@@ -1108,6 +1108,18 @@ def test_a_size_from_a_branch_is_refused():
         microbatch_step(step, 2)(_X)
 
 
+def test_a_signature_has_types_of_any_number_of_arguments():
+    types = [tf.TensorSpec([None, n], tf.float64) for n in (6, 2)]
+
+    @tf.function(input_signature=types)
+    def step(*batch):
+        return tf.concat(batch, 1)
+
+    np.testing.assert_array_equal(
+        microbatch_step(step, 4)(_X, _Y), np.concatenate([_X, _Y], 1)
+    )
+
+
 @tf.function
 def _flat(x):
     n, *sizes = x.shape
