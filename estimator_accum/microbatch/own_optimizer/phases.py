@@ -34,7 +34,10 @@ from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.head import of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.patches import Request
-from estimator_accum.microbatch.own_optimizer.refusals import check_first_order
+from estimator_accum.microbatch.own_optimizer.refusals import (
+    check_first_order,
+    check_replicas,
+)
 from estimator_accum.microbatch.repeatable import changes_something
 from estimator_accum.microbatch.work import OWN_CHECK
 
@@ -71,6 +74,7 @@ class Phases:
 
     def gradients(self, request: Request) -> list:
         """Returns the gradients of a call, in its phase."""
+        check_replicas(len(self._batches))
         for batch in self._batches:  # else averages that were written begin a phase
             find_moments(batch)
         reads = {}

@@ -53,3 +53,26 @@ def check_shapes(batch: WholeBatch) -> None:
                 f"Received: {part.sliced.name} of shape {shape}. Call "
                 "`Tensor.set_shape` with None as the number of examples."
             )
+
+
+def check_replicas(number: int) -> None:
+    """Raises ValueError if gradients are not those of a replica with its own batch.
+
+    Args:
+        number: Number of batches.
+    """
+    if tf.distribute.get_replica_context() is None:
+        raise ValueError(
+            "The gradients of a step must be computed in a replica. Received: a call in "
+            "the scope of a strategy. Compute them in a function for `strategy.run`, or "
+            "call the step outside of the scope."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    replicas = len(tf.distribute.get_strategy().extended.worker_devices)  # of this task
+    if number < replicas:
+        raise ValueError(
+            "Each replica of a step must have a batch of its own. Received: "
+            f"number of batches {number}, number of replicas {replicas}. Pass batches of "
+            "`strategy.experimental_distribute_dataset`, in the scope of the strategy."
+        )

@@ -763,10 +763,19 @@ def test_a_step_may_run_its_replicas():
     assert of_replicas.difference(strategy) < _LIMIT
 
 
+def test_gradients_of_the_scope_of_a_strategy_are_refused():
+    step, _, arguments = _statistics()
+    refused = pytest.raises(ValueError, match="must be computed in a replica")
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), refused:
+        microbatch_step(step, 4)(*arguments)
+
+
 @pytest.mark.slow
 def test_each_replica_has_micro_batches_of_its_own(tmp_path):
     report = strategy_program.result("step", "mirrored", tmp_path)
     assert report["difference"] < _LIMIT
+    sentence = "Received: number of batches 1, number of replicas 2"
+    assert sentence in report["refusal"]
 
 
 def test_a_batch_without_memory_is_retried(monkeypatch):

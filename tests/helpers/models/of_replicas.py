@@ -41,3 +41,22 @@ def _values(strategy, wrap) -> list[np.ndarray]:
         batches = strategy.experimental_distribute_dataset(data)
         losses = [step(*batch).numpy() for batch in batches]
     return [*losses, kernel.numpy(), average.numpy()]
+
+
+def refusal(strategy) -> str:
+    """Returns the message on a batch that is not distributed."""
+    with strategy.scope():
+        kernel = tf.Variable(1.0)
+
+    def replica(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * kernel)
+        return tape.gradient(loss, kernel)
+
+    step = microbatch_step(lambda x: strategy.run(replica, (x,)), 2)
+    try:
+        with strategy.scope():
+            step(tf.ones([4]))
+    except ValueError as error:
+        return str(error)
+    return ""

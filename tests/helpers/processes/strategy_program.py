@@ -339,7 +339,11 @@ def _step(kind: str, folder: str, options: dict) -> None:
     del folder, options
     # Collectives wait for each other, on as many threads as there are replicas.
     strategy = _make_strategy(kind, {"one_device": ""})
-    print(json.dumps({"difference": of_replicas.difference(strategy)}))
+    report = {
+        "difference": of_replicas.difference(strategy),
+        "refusal": of_replicas.refusal(strategy),
+    }
+    print(json.dumps(report))
 
 
 def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
