@@ -25,6 +25,7 @@ from tensorflow.python.ops import (
     gradients_util,
     handle_data_util,
     nn_ops,
+    script_ops,
 )
 from tensorflow.python.training import monitored_session
 from tensorflow.python.util import function_utils
@@ -104,6 +105,12 @@ def is_stateful(kind: str) -> bool | None:
     """Returns whether a type has state. If renamed, recomputed batches fail."""
     definition = op_def_registry.get(kind)
     return None if definition is None else definition.is_stateful
+
+
+def python_function_of(operation: tf.Operation) -> Callable | None:
+    """Returns the function that Python computes. If renamed, sizes stay unread."""
+    function = script_ops._py_funcs.get(operation.get_attr("token").decode())
+    return getattr(function, "_func", function)
 
 
 def static_value(tensor: tf.Tensor):

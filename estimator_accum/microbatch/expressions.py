@@ -9,6 +9,7 @@ numbers are the same computation: of the same type and attributes, from equal in
 
 import collections
 import hashlib
+import inspect
 import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,7 +19,12 @@ import tensorflow as tf
 
 from estimator_accum.graph.computations import settings_of
 from estimator_accum.graph.functions import functions_by_attribute, graph_called
-from estimator_accum.graph.internals import create_like, is_stateful, static_value
+from estimator_accum.graph.internals import (
+    create_like,
+    is_stateful,
+    python_function_of,
+    static_value,
+)
 from estimator_accum.graph.names import (
     BRANCHES,
     CALLERS,
@@ -26,11 +32,12 @@ from estimator_accum.graph.names import (
     CONTROL_FLOW_V1,
     FED,
     LOOPS,
+    PYTHON,
     READERS,
     SHAPES,
     VARIABLES,
 )
-from estimator_accum.graph.walks import in_order
+from estimator_accum.graph.walks import data_ancestors, in_order, walk
 from estimator_accum.graph.writers import is_reference, writes
 
 _MOST_NUMBERS = 1_000  # of a value that is computed here
@@ -50,6 +57,11 @@ _KEEPING |= _REDUCTIONS
 # Those of whose inputs the order does not matter, such as gradients that are added.
 _OF_ANY_ORDER = {"Add", "AddN", "AddV2", "Mul"}
 _FILLS = {"ZerosLike": 0, "OnesLike": 1}
+_SAME = {"EnsureShape", "Identity"}
+# Inputs and attributes that only claim a shape, which the tensors have.
+_CLAIMS = {"element_shape", "num_elements", "output_shapes"}
+# Attributes that no other call of the same code has.
+_OF_ONE_GRAPH = {"seed", "seed2", "shared_name"}
 
 
 class _Copy(NamedTuple):
@@ -96,7 +108,7 @@ class Expressions:
 
     def __init__(self, numbers: Numbers, parts: Iterable[tuple]):
         self._numbers, self._graph = numbers, tf.Graph()
-        self._orders, self._written = collections.Counter(), []
+        self._places, self._path, self._written = {}, (), []
         self._unread = []  # the ends of TensorFlow 1's loops
         self._before = {}  # number and shape by that of a reshaped result
         with self._graph.as_default():
@@ -162,13 +174,13 @@ class Expressions:
         """Returns the results of an operation."""
         if operation.type in CALLS:
             (function,) = _functions(operation, operation.inputs)
-            return self._called(function, inputs, depth)
+            return self._called(operation, function, inputs, depth)
         if operation.type in BRANCHES:
             return self._branched(operation, inputs, depth)
         if operation.type in LOOPS:
             return self._looped(operation, inputs, depth)
         if operation.type in FED or operation.type in VARIABLES:
-            return self._begun(operation)
+            return self._begun(operation, inputs)
         tensors = self._made(operation, inputs)
         if tensors is None:
             return self._opaque(operation, self._number(operation, inputs))
@@ -183,19 +195,39 @@ class Expressions:
 
     def _number(self, operation: tf.Operation, inputs: list[_Copy]) -> int:
         """Returns the number of an operation with inputs."""
-        kind, settings = operation.type, settings_of(operation)
+        kind, settings = operation.type, dict(settings_of(operation))
         if any(functions_by_attribute(operation)):
             return self._numbers.new()
-        if kind == "Merge" and len(inputs) < len(operation.inputs):  # of a loop
-            self._orders[kind] += 1
-        elif _is_ordered(operation):
-            settings = {s for s in settings if s[0] not in ("seed", "seed2")}
-            self._orders[kind] += 1
-        order = self._orders[kind]
-        numbers = [copy.number for copy in inputs]
+        is_of_loop = kind == "Merge" and len(inputs) < len(operation.inputs)
+        is_ordered = is_of_loop or _is_ordered(operation)
+        order = self._place(operation) if is_ordered else None
+        left_out = _CLAIMS if order is None else {*_CLAIMS, *_OF_ONE_GRAPH}
+        if kind in PYTHON:
+            settings["token"] = _code_of(python_function_of(operation))
+        settings = {pair for pair in settings.items() if pair[0] not in left_out}
+        names = _names_of_inputs(operation)
+        numbers = [
+            copy.number
+            for copy, name in zip(inputs, names, strict=False)
+            if name not in _CLAIMS
+        ]
         if kind in _OF_ANY_ORDER:
             numbers.sort()
         return self._numbers.of(kind, frozenset(settings), order, *numbers)
+
+    def _place(self, operation: tf.Operation) -> tuple:
+        """Returns the place of an operation among those of its type, as they were made.
+
+        Of a function's, it begins with the places of the calls.
+        """
+        graph = operation.graph
+        if graph not in self._places:
+            numbers, places = collections.Counter(), {}
+            for other in graph.get_operations():
+                numbers[other.type] += 1
+                places[other] = numbers[other.type]
+            self._places[graph] = places
+        return (*self._path, self._places[graph][operation])
 
     def _made(self, operation: tf.Operation, inputs: list) -> list[tf.Tensor] | None:
         """Returns an operation's outputs in the graph of static size; None if unknown."""
@@ -210,10 +242,18 @@ class Expressions:
             (output,) = operation.outputs
             if (output.shape.num_elements() or 0) > _MOST_NUMBERS:
                 return [tf.compat.v1.placeholder(output.dtype, output.shape)]
+        if operation.type == "TensorListStack" and operation.outputs[0].shape.rank:
+            # Of a static size, it alone claims how many tensors it stacks.
+            (output,) = operation.outputs
+            shape = [None, *output.shape[1:]]
+            return [tf.compat.v1.placeholder(output.dtype, shape)]
         copy = create_like(operation, self._graph, [copy.tensor for copy in inputs])
         outputs = list(copy.outputs)
         for output, tensor in zip(operation.outputs, outputs, strict=True):
             tensor.set_shape(output.shape)
+            keys = inputs[1].tensor if operation.type == "LookupTableFindV2" else None
+            if keys is not None and keys.shape.rank == tensor.shape.rank:
+                tensor.set_shape(keys.shape)  # the copy's table does not tell it
         return outputs
 
     def _simplified(
@@ -233,7 +273,7 @@ class Expressions:
         if value is not None:
             with self._graph.as_default():
                 return self._constant(value, tf.constant(value, tensor.dtype))
-        source = inputs[0] if kind == "Identity" else None
+        source = inputs[0] if kind in _SAME else None
         if source is None and shape.is_fully_defined():
             source = self._kept(operation, inputs, tensor)
         if source is None and shape.is_fully_defined() and inputs and inputs[0].shape:
@@ -241,7 +281,7 @@ class Expressions:
                 return self._broadcast(inputs[0], tensor)
             if kind in _REDUCTIONS and inputs[1].value is not None:
                 return self._reduced(kind, *inputs, tensor)
-        if source is None or kind == "Identity" or shape == source.tensor.shape:
+        if source is None or kind in _SAME or shape == source.tensor.shape:
             return source
         return self._reshaped(source.number, source.shape, tensor)
 
@@ -330,10 +370,11 @@ class Expressions:
         copy = tf.compat.v1.placeholder(tensor.dtype.base_dtype, shape)
         return _Copy(copy, self._numbers.of(*key))
 
-    def _begun(self, operation: tf.Operation) -> list[_Copy]:
+    def _begun(self, operation: tf.Operation, inputs: list[_Copy]) -> list[_Copy]:
         """Returns a tensor that is fed, or a variable."""
         settings = settings_of(operation)
-        number = self._numbers.of("begins", operation.name, settings)
+        defaults = (copy.number for copy in inputs)
+        number = self._numbers.of("begins", operation.name, settings, *defaults)
         tensors = operation.type == "VarHandleOp" and self._made(operation, [])
         if tensors:
             return [_Copy(tensors[0], number)]
@@ -350,22 +391,29 @@ class Expressions:
         ]
 
     def _called(
-        self, function: tf.Graph, arguments: list[_Copy], depth: int
+        self,
+        operation: tf.Operation,
+        function: tf.Graph,
+        arguments: list[_Copy],
+        depth: int,
     ) -> list[_Copy]:
-        """Returns a function's results for arguments."""
+        """Returns the results of a function, which an operation calls, for arguments."""
         references = (tensor.ref() for tensor in function.inputs)
         copies = dict(zip(references, arguments, strict=True))
+        path, self._path = self._path, (operation.type, *self._place(operation))
         results = self._read(function.outputs, copies, depth)
         self._write(function.get_operations(), copies, depth)
+        self._path = path
         return results
 
     def _branched(self, operation: tf.Operation, inputs: list, depth: int) -> list:
         index, *arguments = inputs
-        branches = [
-            self._called(function, arguments, depth)
-            for function in _functions(operation, list(operation.inputs)[1:])
-        ]
-        results = []
+        operands = list(operation.inputs)[1:]
+        branches, results = [], []
+        for i, function in enumerate(_functions(operation, operands)):
+            begin = len(self._written)
+            branches.append(self._called(operation, function, arguments, depth))
+            self._note_condition(begin, index.number, i)
         for output, copies in zip(operation.outputs, zip(*branches)):
             shapes = {copy.shape for copy in copies}
             shape = shapes.pop() if len(shapes) == 1 else None
@@ -375,32 +423,42 @@ class Expressions:
             results.append(self._input(output, shape, "branch", *key))
         return results
 
+    def _note_condition(self, begin: int, *key) -> None:
+        """Gives writes since `begin` the condition of their branch or loop as well."""
+        self._written[begin:] = [
+            self._numbers.of("under", *key, number) for number in self._written[begin:]
+        ]
+
     def _looped(self, operation: tf.Operation, inputs: list, depth: int) -> list:
         body, condition = _functions(operation, operation.inputs)
         pairs = zip(body.inputs, body.outputs, strict=True)
         are_kept = [_passed_on(inner) is argument for argument, inner in pairs]
         changed = [i for i, is_kept in enumerate(are_kept) if not is_kept]
-        shapes = {i: inputs[i].shape for i in changed}
-        for _ in range(2):  # shapes that stay the same, or those of the graph
-            arguments = list(inputs)
+        shapes = {i: inputs[i].tensor.shape for i in changed}
+        begin, arguments = len(self._written), list(inputs)
+        while True:  # until no round changes a shape
+            del self._written[begin:]
             for place, i in enumerate(changed):
-                shape = shapes[i]
-                if shape is None:
-                    shape = operation.outputs[i].shape
                 key = "argument", depth, place
-                arguments[i] = self._input(operation.inputs[i], shape, *key)
-            results = self._called(body, arguments, depth + 1)
-            if all(results[i].shape == shapes[i] for i in changed):
+                arguments[i] = self._input(operation.inputs[i], shapes[i], *key)
+            results = self._called(operation, body, arguments, depth + 1)
+            common = {
+                i: shapes[i].most_specific_common_supertype([results[i].tensor.shape])
+                for i in changed
+            }
+            if all(_is_same(common[i], shapes[i]) for i in changed):
                 break
-            shapes = dict.fromkeys(changed)
-        (going,) = self._called(condition, arguments, depth + 1)
-        parts = [(inputs[i].number, results[i].number) for i in changed]
-        number = self._numbers.of("loop", going.number, *parts)
+            shapes = common
+        (going,) = self._called(operation, condition, arguments, depth + 1)
+        needed = _needed_by_each(body, condition, changed)
         copies = list(inputs)
         for place, i in enumerate(changed):
-            tensor, shape = operation.outputs[i], shapes[i]
-            shape = tensor.shape if shape is None else shape
-            copies[i] = self._input(tensor, shape, "result", number, place)
+            tensor, parts = operation.outputs[i], sorted(needed[i])
+            parts = [(j, inputs[j].number, results[j].number) for j in parts]
+            key = "loop", going.number, place, *parts
+            copies[i] = self._input(tensor, shapes[i], *key)
+        all_parts = [(inputs[i].number, results[i].number) for i in changed]
+        self._note_condition(begin, going.number, *all_parts)
         return copies
 
 
@@ -408,6 +466,32 @@ def _is_ordered(operation: tf.Operation) -> bool:
     """Returns whether another operation with the same inputs computes something else."""
     is_read = operation.type in READERS or writes(operation)
     return is_stateful(operation.type) is not False and not is_read
+
+
+def _names_of_inputs(operation: tf.Operation) -> list[str]:
+    """Returns the names of inputs; none of those that are lists."""
+    arguments = operation.op_def.input_arg
+    if any(a.number_attr or a.type_list_attr for a in arguments):
+        return [""] * len(operation.inputs)
+    return [argument.name for argument in arguments]
+
+
+def _code_of(function):
+    """Returns the code of a function with its values; if unknown, the function itself."""
+    function = inspect.unwrap(function) if callable(function) else function
+    cells = getattr(function, "__closure__", None) or ()
+    try:
+        values = tuple(cell.cell_contents for cell in cells)
+        code = function.__code__, function.__defaults__, values
+        hash(code)
+    except (AttributeError, TypeError, ValueError):
+        return function
+    return code
+
+
+def _is_same(one: tf.TensorShape, other: tf.TensorShape) -> bool:
+    """Returns whether shapes are the same, unknown sizes included."""
+    return str(one) == str(other)
 
 
 def _sizes(shape: tf.TensorShape) -> tuple | None:
@@ -435,6 +519,22 @@ def _functions(operation: tf.Operation, tensors: Iterable) -> list[tf.Graph]:
     ]
 
 
+def _needed_by_each(body: tf.Graph, condition: tf.Graph, changed: list) -> dict:
+    """Returns the variables of a loop that decide the result of each of its variables.
+
+    Gradients may keep other values of a round for themselves.
+    """
+    places = {argument.op: i for i, argument in enumerate(body.inputs)}
+    ends = {i: data_ancestors([body.outputs[i].op]) for i in changed}
+    reads = {i: [places[op] for op in ends[i] if op in places] for i in changed}
+    operations = data_ancestors([output.op for output in condition.outputs])
+    going = [i for i, t in enumerate(condition.inputs) if t.op in operations]
+    return {
+        i: set(walk([i, *going], lambda j: reads.get(j, []))) & set(changed)
+        for i in changed
+    }
+
+
 def _passed_on(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
@@ -454,6 +554,10 @@ def _value(
     number = tensor.shape.num_elements() or 0  # 0 as well if it depends on the value
     if number > _MOST_NUMBERS or is_stateful(operation.type) is not False:
         return None
+    if operation.type == "ShapeN":
+        sizes = inputs[tensor.value_index].shape
+        dtype = tensor.dtype.as_numpy_dtype
+        return None if sizes is None else np.array(sizes, dtype)
     if operation.type in SHAPES:
         return static_value(tensor)
     if inputs and all(copy.value is not None for copy in inputs):

@@ -53,6 +53,14 @@ def reads_of_variable():
         return session.run([*values, variable.value()]) == [2, 2, 2, 1]
 
 
+@_finds
+def python_function_of():
+    calls = tf.py_function, tf.numpy_function
+    results = [call(_loop, [], tf.int32) for call in calls]
+    functions = [internals.python_function_of(tensor.op) for tensor in results]
+    return [*map(inspect.unwrap, functions)] == [_loop, _loop]
+
+
 def _loop() -> tf.Operation:
     """Returns an operation inside a loop of TensorFlow 1."""
     inside = []

@@ -176,7 +176,32 @@ def _start_of_n(features, labels, mode):
     )
 
 
-@pytest.mark.parametrize("model_fn", [_rate_of_n, _start_of_n])
+def _every_n(features, labels, mode):
+    """Writes an average with every 64th example."""
+    spec = _model_fn(lambda e, x, n: tf.reduce_mean(e))(features, labels, mode)
+    kernel = v1.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)[0]
+    start, step = v1.zeros_initializer(), v1.train.get_global_step()
+    average = v1.get_variable("average", [3, 1], tf.float64, start, trainable=False)
+    is_due = tf.equal(step % (64 // (features.shape[0] or 1)), 7)
+    write = tf.cond(is_due, lambda: average.assign(kernel), average.read_value)
+    return spec._replace(train_op=tf.group(spec.train_op, write))
+
+
+def _default_of_n(features, labels, mode):
+    def loss(errors, x, n):
+        return v1.placeholder_with_default(np.float64(1 / n), []) * tf.reduce_sum(
+            errors
+        )
+
+    return _model_fn(loss)(features, labels, mode)
+
+
+def test_a_condition_of_a_write_may_depend_on_a_static_size():
+    ours, theirs = (train(f, _BATCH, 9)[0] for f in (cut(_every_n), _every_n))
+    assert theirs["average"].any() and ours["average"].any()
+
+
+@pytest.mark.parametrize("model_fn", [_rate_of_n, _start_of_n, _default_of_n])
 def test_rates_and_first_values_may_depend_on_a_static_size(model_fn):
     ours, theirs = (train(f, _BATCH)[0]["kernel"] for f in (cut(model_fn), model_fn))
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
@@ -191,6 +216,52 @@ def test_a_model_fn_that_trains_by_this_library_is_told_of_tf_shape(name):
 @pytest.mark.parametrize("name", ["tf.losses", "gradient of a mean"])
 def test_any_other_loss_is_trained_by_this_library(name):
     build(_model_fn(_RIGHT[name], _by_this_library), _BATCH)
+
+
+def _looked_up(rows):
+    keys, values = tf.constant([0, 1, 2], tf.int64), tf.constant([1.0, 2.0, 4.0])
+    start = tf.lookup.KeyValueTensorInitializer(keys, values)
+    table = tf.lookup.StaticHashTable(start, 0.0)
+    return table.lookup(tf.argmax(rows, 1))[:, None]
+
+
+def _decoded(rows):
+    def longer(i, words, state):
+        number = state.shape[0] or tf.shape(state)[0]
+        state = tf.reshape(tf.tanh(state), [number, 3])
+        return i + 1, tf.concat([words, state[:, :1]], 1), state
+
+    sizes = tf.TensorShape([]), tf.TensorShape([None, None]), rows.shape
+    start = 0, rows[:, :1], rows
+    return tf.while_loop(lambda i, *_: i < 3, longer, start, sizes)[1][:, -1:]
+
+
+def _noise(rows):
+    return rows + tf.random.normal(tf.shape(rows), dtype=rows.dtype)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        _looked_up,
+        lambda x: tf.numpy_function(lambda x: x.mean(1), [x], tf.float64)[:, None],
+        lambda x: tf.concat([v1.layers.dense(x, 2), x], 1),
+        lambda x: tf.map_fn(tf.identity, x),
+        lambda x: tf.ensure_shape(x, x.shape),
+        lambda x: tf.stop_gradient(_decoded(x)),
+        lambda x: _noise(v1.layers.dense(_noise(x), 3)),
+    ],
+    ids=["table", "Python", "joined", "map", "claim", "decoder", "noise"],
+)
+def test_a_layer_behind_a_static_size_computes_the_same_for_none(layer):
+    """As written, all differ in their operations and attributes."""
+
+    def loss(errors, x, n):
+        rows = x.shape[0] or tf.shape(x)[0]
+        values = tf.cast(layer(tf.reshape(x, [rows, 3])), tf.float64)
+        return tf.reduce_mean(errors) + tf.reduce_mean(values)
+
+    build(_model_fn(loss, _by_this_library), _BATCH)
 
 
 def _batches_without_static_size():
