@@ -16,12 +16,12 @@ _RAGGED = "RaggedTensorFromVariant"
 def is_list_of_batch(operation: tf.Operation) -> bool:
     """Returns whether an operation results in a sparse or ragged tensor of a batch.
 
-    That of a ragged one has a list for each example, and no lists in these.
+    Each example has one list, and no lists in it.
     """
-    if operation.type not in ("DeserializeSparse", _RAGGED):
-        return False
-    is_nested = operation.type == _RAGGED and len(operation.outputs) != 2
-    return not is_nested and operation.inputs[0].op.type in BATCHES
+    first, kind = operation.outputs[:1], operation.type
+    is_ragged = kind == _RAGGED and len(operation.outputs) == 2
+    is_sparse = kind == "DeserializeSparse" and first[0].shape[-1:] == [2]
+    return (is_ragged or is_sparse) and operation.inputs[0].op.type in BATCHES
 
 
 def list_from_tables(

@@ -184,7 +184,12 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
     rows = rows or [t for t in outputs if t.shape.rank and t.shape[0] == size]
     if not (rows or lists):
         return []
-    copy, copies, tables = _copy_of_any_size(loss, needed, outputs, rows, lists)
+    try:
+        copy, copies, tables = _copy_of_any_size(loss, needed, outputs, rows, lists)
+    except (ValueError, TypeError, tf.errors.OpError):
+        if not lists:
+            raise
+        return []  # of a sparse tensor with a static shape
     with copy.graph.as_default():
         of_rows = [copies[tensor.ref()] for tensor in rows] + tables
         return _are_sums_of(copy, of_rows, [*copies.values(), *tables], size)

@@ -31,6 +31,11 @@ import tensorflow as tf
 from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
 from estimator_accum.core.registry import Window, get_windows
+from estimator_accum.graph.functions import (
+    functions_of,
+    library_of_functions,
+    nodes_of,
+)
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.variables import find_global_step
@@ -279,6 +284,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def before_run(self, run_context):
         if self._run_context is None:
             check_is_saved(self._watch)
+            for window in self._windows:  # other hooks may have set variables
+                window.count_from_here(run_context.session)
         self._note_the_end()
         self._run_context = run_context
         self._requested, request, has_reader = self._windows_that_run(run_context)
@@ -344,7 +351,7 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         window = self._windows[0].window
         if window.num_replicas > 1 or self._place.is_on_worker:
             return False
-        if not any(w.unreported_updates(session) for w in self._windows):
+        if not any(w.unreported_updates(session) > 0 for w in self._windows):
             return False
         is_inside = any(w.held(session)[0] for w in self._windows)
         return not (is_inside and self._signals.stops_at_update)
@@ -369,7 +376,11 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
         if key not in self._known_requests:
             windows = [w for w in self._windows if w.runs_with(ancestors(operations))]
             needed = ancestors(operations, lambda operation: operation not in fed)
-            has_reader = any(_READERS.match(operation.type) for operation in needed)
+            readers = TAKING_A_BATCH if windows else _READERS
+            called = [name for operation in needed for name in functions_of(operation)]
+            nodes = nodes_of(called, library_of_functions(graph)) if called else ()
+            kinds = [*(op.type for op in needed), *(node.op for node in nodes)]
+            has_reader = any(map(readers.match, kinds))
             self._known_requests[key] = windows, request, has_reader
         return self._known_requests[key]
 
@@ -399,7 +410,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
     def _count_unreported(self, session) -> None:
         """Logs updates that no report shows; the summary's last line counts them."""
         for reported in self._windows:
-            if updates := reported.unreported_updates(session):
+            updates = reported.unreported_updates(session)
+            if updates > 0:
                 _logger.warning(
                     "%s: no report shows %d updates of runs that hooks do not see, such "
                     "as those of another hook.",
@@ -407,7 +419,9 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                     updates,
                 )
                 if reported is self._windows[0]:
-                    self._summary.add_unreported(updates)
+                    self._summary.note_last(
+                        int(session.run(reported.window.update_step))
+                    )
 
     def _end_for_signal(self, session) -> None:
         """Logs the saved position and ends training, after the save."""

@@ -91,11 +91,13 @@ class EndOfData:
         numbers = {kind: results[-1][0] for kind, results in self._reads.items()}
         new = {kind: n for kind, n in numbers.items() if n > self._trained}
         before = self._before_each
-        self._before_each = set(new) if before is None else before.intersection(new)
+        if not self._ended:  # else a loop that reads ahead trains its last batch
+            self._before_each = set(new) if before is None else before.intersection(new)
         if not reads and not self._has_reader:
             reads = new
             self._unproven |= set(reads)
-        last = self._number if self._has_reader else max(reads.values(), default=0)
+        of_reader = self._number if self._has_reader else 0
+        last = max(reads.values(), default=of_reader)
         self._ended = {kind: n for kind, n in self._ended.items() if n > last}
         self._trained = self._number
 
@@ -120,7 +122,7 @@ class EndOfData:
             return False
         if _OF_TRAINING in self._ended or any(map(self._was_fed, self._ended)):
             return True
-        alone = self._before_each or ()
+        alone = self._before_each or set()
         if not self._fed and len(alone) == 1 and not alone.isdisjoint(self._ended):
             return True
         error = sys.exc_info()[1]
@@ -145,10 +147,13 @@ def _reference_to(array) -> Callable:
 
 
 def _arrays_of(values) -> Iterator:
-    """Yields the arrays and scalars in `values`, and the arrays they are views of."""
+    """Yields the arrays and scalars in `values`, and the arrays they are views of.
+
+    Not the owner of a session's memory, which knows no weak references.
+    """
     for value in tf.nest.flatten(values):
         if isinstance(value, np.ndarray | np.generic | bytes):
             yield value
-        while isinstance(value, np.ndarray) and value.base is not None:
+        while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
             value = value.base
             yield value

@@ -81,6 +81,11 @@ class ReportedWindow:
         self._reported_updates = update_step
         self._since = time.perf_counter()
 
+    def count_from_here(self, session: tf.compat.v1.Session) -> None:
+        """Takes the updates so far for reported."""
+        if not self.window.place.is_on_worker:
+            self._reported_updates = int(session.run(self.window.update_step))
+
     def take(self, values: list) -> dict[str, float]:
         """Returns the scalars by name, from the values of `fetched` in a micro-step."""
         scalars, for_partial = values

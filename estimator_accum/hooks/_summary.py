@@ -107,9 +107,9 @@ class TrainingSummary(Report):
         if update.secs > 0:
             self._rates.append(amount / update.secs)
 
-    def add_unreported(self, updates: int) -> None:
-        """Counts updates for which `write` was not called."""
-        self._last += updates
+    def note_last(self, update_step: int) -> None:
+        """Counts updates for which `write` was not called, up to `update_step`."""
+        self._last = update_step
 
     def keep(self, held: int, steps: int) -> None:
         """Notes how many micro-steps the open window has at the end, and its K."""

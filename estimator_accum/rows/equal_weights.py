@@ -70,7 +70,9 @@ class _Draw(NamedTuple):
 
 
 _DRAWS = [_Draw(), _Draw(low=-0.9), _Draw(has_zeros=True), _Draw(shares_wholes=True)]
-_DRAWS += [_Draw(high=4.0), _Draw(low=-0.9, has_zeros=True), _Draw(wholes=4)]
+_MOST_WHOLES = 4
+_DRAWS += [_Draw(high=4.0), _Draw(low=-0.9, has_zeros=True)]
+_DRAWS += [_Draw(wholes=_MOST_WHOLES)]
 _ROUNDS = 4  # of each
 # Relative errors of a loss, by the numbers that it is computed with.
 _ROUNDING = {tf.bfloat16: 0.08, tf.float16: 0.01, tf.float32: 6e-6, tf.float64: 1e-14}
@@ -410,7 +412,7 @@ class _Verdict:
         return [others | one, others | two, *mixed]
 
     def _examples(self, random, draw: _Draw) -> dict[str, np.ndarray]:
-        limits = draw.low, draw.high, draw.wholes
+        limits = draw.low, draw.high, min(draw.wholes, self._most_wholes())
         values = draw_examples(random, self._head, self._size, *limits)
         shares = random.beta(0.5, 0.5, 2)  # of zeros, in each half: many numbers differ
         for tensor, axis, *_ in self._head.rows:
@@ -431,6 +433,23 @@ class _Verdict:
     def _half(self, value: np.ndarray, axis: int) -> int:
         """Returns the number of rows of the first half of the examples."""
         return value.shape[axis] // self._size * (self._size // 2)
+
+    def _most_wholes(self) -> int:
+        """Returns how many whole numbers mean something, such as classes; at least 2."""
+        numbers = [
+            tf.get_static_value(operation.inputs[1])
+            for operation in self._head.operations
+            if operation.type == "OneHot"
+        ]
+        numbers += [
+            tf.get_static_value(tensor) + 1
+            for operation in self._head.operations
+            for tensor in (operation.inputs if operation.type == "Equal" else ())
+            if tensor.dtype.is_integer
+            if is_one_number(tensor) and tf.get_static_value(tensor) is not None
+        ]
+        numbers = [int(number) for number in numbers if number is not None]
+        return max(2, min(numbers, default=_MOST_WHOLES))
 
     def _limits(self) -> dict[bool, list[float]]:
         """Returns 0 and the numbers of comparisons, such as no label's, by whether whole."""

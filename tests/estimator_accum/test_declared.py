@@ -807,3 +807,25 @@ def test_a_mean_over_tokens_of_a_batch_of_lists_is_told_its_weight(
     batch = v1.data.make_one_shot_iterator(batches).get_next()
     _train_op(make(batch), 3)
     assert caplog.text.count(WARNING) == is_warned_of
+
+
+def test_sparse_tensors_of_other_ranks_are_let_alone(fresh_graph, caplog):
+    sparse = tf.sparse.from_dense(np.ones([16, 5, 3], np.float32))
+    batches = tf.data.Dataset.from_tensor_slices((sparse, Y[:16])).batch(8)
+    x, y = v1.data.make_one_shot_iterator(batches).get_next()
+    weight = v1.get_variable("w", [])
+    errors = tf.reduce_sum(tf.sparse.to_dense(x), [1, 2]) * weight - y
+    _train_op(tf.reduce_mean(tf.reduce_sum(tf.square(errors)[:, None], 1)), 3)
+    assert not caplog.messages
+
+
+def test_whole_numbers_are_no_larger_than_those_of_a_one_hot(fresh_graph, caplog):
+    actions = tf.data.Dataset.from_tensor_slices(np.arange(32) % 2)
+    x, y, action = _next(
+        tf.data.Dataset.zip((_examples(), actions)).map(lambda a, b: (*a, b)).batch(8)
+    )
+    scores = x @ v1.get_variable("w", [3, 2])
+    weights = tf.one_hot(action, 2)
+    targets = tf.stack([y, y], 1)
+    _train_op(v1.losses.mean_squared_error(targets, scores, weights), 3)
+    assert WARNING not in caplog.text

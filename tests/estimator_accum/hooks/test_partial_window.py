@@ -150,6 +150,17 @@ def _feed_copies(run, data, train):
         train(run(data.batch) + 0)
 
 
+def _feed_copies_with_one_ahead(run, data, train):
+    _feed_with_one_ahead(lambda batch: run(batch) + 0, data, train)
+
+
+def _feed_from_a_branch(run, data, train):
+    def read(batch):
+        return run(batch, {data.is_first: True})
+
+    _feed_until_caught(read, data.of_branch, train)
+
+
 def _feed_in_turn(run, data, train):
     while True:  # the end of `other` is the first
         train(run(data.batch))
@@ -210,6 +221,8 @@ def _stop_then_evaluate_the_same(run, data, train):
         (_feed_with_one_ahead, -5.5),
         (_feed_from_last_to_first, -4.0),
         (_feed_copies, -5.5),
+        (_feed_copies_with_one_ahead, -5.5),
+        (_feed_from_a_branch, -5.5),
         (_feed_in_turn, -6.5),
         (_feed_then_evaluate_the_same, -5.5),
         (_stop, -1.5),
@@ -233,6 +246,10 @@ def test_the_end_of_data_is_seen_where_a_loop_feeds(loop, expected, caplog):
         batch, other = (iterator.get_next() for iterator in iterators)
         start, start_other = (iterator.initializer for iterator in iterators)
         data = types.SimpleNamespace(batch=batch, other=other, start=start)
+        data.is_first = v1.placeholder(tf.bool, [])
+        data.of_branch = tf.cond(
+            data.is_first, *(iterator.get_next for iterator in iterators)
+        )
         x, w = v1.placeholder(tf.float32, [1]), v1.get_variable("w", initializer=0.0)
         train_op = make_accumulating_train_op(w * x[0], sgd(1.0), 2)
         values = _ValuesAtTheEnd(w)
