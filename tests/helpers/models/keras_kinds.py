@@ -131,8 +131,8 @@ def kind(request):
     keras_kind = Kind(*request.param)
     yield keras_kind
     keras_kind.keras.backend.set_floatx("float32")
-    # Keras 3 takes it from the first floatx.
-    keras_kind.keras.mixed_precision.set_global_policy("float32")
+    if keras_kind.is_3:  # which takes it from the first floatx, and no other one
+        keras_kind.keras.mixed_precision.set_global_policy("float32")
 
 
 def dense_data(examples: int, dtype: str = "float32"):

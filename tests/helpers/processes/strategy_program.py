@@ -349,8 +349,9 @@ def _step(kind: str, folder: str, options: dict) -> None:
 def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
     """Returns (difference, *reductions in the graph that is split), for two losses.
 
-    The first loss is split in 3 and in "auto", the second in 3. The difference is the largest one of weights, losses and metrics,
-    trained unsplit and in micro-batches. One replica has no example of the last batch.
+    The first loss is split in 3 and in "auto", the second in 3. The difference is the
+    largest one of weights, losses and metrics, trained unsplit and in micro-batches. One
+    replica has no example of the last batch.
     """
     data = tf.data.Dataset.from_tensor_slices(dense_data(73, "float64")).batch(24)
     results = []
