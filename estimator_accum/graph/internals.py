@@ -110,7 +110,16 @@ def is_stateful(kind: str) -> bool | None:
 def python_function_of(operation: tf.Operation) -> Callable | None:
     """Returns the function that Python computes. If renamed, sizes stay unread."""
     function = script_ops._py_funcs.get(operation.get_attr("token").decode())
-    return getattr(function, "_func", function)
+    function = getattr(function, "_func", function)
+    return getattr(function, "__wrapped__", function)  # by autograph
+
+
+def seed_generators() -> list:
+    """Returns Keras 2's, after set_random_seed. If renamed, sizes stay unread there."""
+    modules = (sys.modules.get(f"{name}.src.backend") for name in ("keras", "tf_keras"))
+    holders = (getattr(module, "_SEED_GENERATOR", None) for module in modules)
+    generators = (getattr(holder, "generator", None) for holder in holders)
+    return [generator for generator in generators if generator is not None]
 
 
 def static_value(tensor: tf.Tensor):

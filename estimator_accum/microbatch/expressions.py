@@ -8,6 +8,7 @@ numbers are the same computation: of the same type and attributes, from equal in
 """
 
 import collections
+import functools
 import hashlib
 import inspect
 import itertools
@@ -36,11 +37,13 @@ from estimator_accum.graph.names import (
     READERS,
     SHAPES,
     VARIABLES,
+    WRITERS_OF_TABLES,
 )
 from estimator_accum.graph.walks import data_ancestors, in_order, walk
 from estimator_accum.graph.writers import is_reference, writes
 
 _MOST_NUMBERS = 1_000  # of a value that is computed here
+_SIMPLE = (bool, bytes, complex, float, int, str)
 # Operations whose result has the elements of the first input, in their order, if it has
 # as many.
 _KEEPING = {
@@ -58,7 +61,7 @@ _KEEPING |= _REDUCTIONS
 _OF_ANY_ORDER = {"Add", "AddN", "AddV2", "Mul"}
 _FILLS = {"ZerosLike": 0, "OnesLike": 1}
 _SAME = {"EnsureShape", "Identity"}
-# Inputs and attributes that only claim a shape, which the tensors have.
+# Attributes that only claim a shape, which the tensors have; one is an input as well.
 _CLAIMS = {"element_shape", "num_elements", "output_shapes"}
 # Attributes that no other call of the same code has.
 _OF_ONE_GRAPH = {"seed", "seed2", "shared_name"}
@@ -159,7 +162,9 @@ class Expressions:
     def _write(self, operations: Iterable, copies: dict, depth: int) -> None:
         """Adds the numbers of all that operations write."""
         for operation in operations:
-            if writes(operation):
+            fills = WRITERS_OF_TABLES.match(operation.type) is not None
+            fills |= operation.type.startswith("InitializeTable")
+            if writes(operation) or fills:
                 inputs = self._read(operation.inputs, copies, depth)
                 self._written.append(self._number(operation, inputs))
             elif operation.type in CALLERS:
@@ -202,14 +207,14 @@ class Expressions:
         is_ordered = is_of_loop or _is_ordered(operation)
         order = self._place(operation) if is_ordered else None
         left_out = _CLAIMS if order is None else {*_CLAIMS, *_OF_ONE_GRAPH}
-        if kind in PYTHON:
+        if kind in {*PYTHON, "PyFuncStateless"}:
             settings["token"] = _code_of(python_function_of(operation))
         settings = {pair for pair in settings.items() if pair[0] not in left_out}
         names = _names_of_inputs(operation)
         numbers = [
             copy.number
             for copy, name in zip(inputs, names, strict=False)
-            if name not in _CLAIMS
+            if name != "element_shape"
         ]
         if kind in _OF_ANY_ORDER:
             numbers.sort()
@@ -265,8 +270,9 @@ class Expressions:
             return self._constant(tf.get_static_value(operation.outputs[0]), tensor)
         if shape.is_fully_defined() and tensor.dtype != tf.variant:
             if kind in _FILLS:
+                is_text = tensor.dtype == tf.string
                 value = np.array(_FILLS[kind], tensor.dtype.as_numpy_dtype)
-                return self._full(value, tensor)
+                return self._full(np.array(b"") if is_text else value, tensor)
             if kind == "Fill" and inputs[1].value is not None:
                 return self._full(inputs[1].value, tensor)
         value = _value(operation, inputs, tensor)
@@ -476,17 +482,43 @@ def _names_of_inputs(operation: tf.Operation) -> list[str]:
     return [argument.name for argument in arguments]
 
 
-def _code_of(function):
-    """Returns the code of a function with its values; if unknown, the function itself."""
-    function = inspect.unwrap(function) if callable(function) else function
-    cells = getattr(function, "__closure__", None) or ()
+def _code_of(value, within: tuple = ()):
+    """Returns a key that equal values of Python have, and functions of equal code.
+
+    Of anything else, which may have changed between two calls, it is a new object.
+
+    Args:
+        value: The value.
+        within: The values that it is a part of; a function may hold itself.
+    """
+    if value is None or isinstance(value, _SIMPLE):
+        return type(value), value
+    if any(value is other for other in within):
+        return "again"
+    within = (*within, value)
+    key = functools.partial(_code_of, within=within)
+    if isinstance(value, np.ndarray | np.generic):
+        return str(value.dtype), value.shape, _bytes(np.asarray(value))
+    if isinstance(value, list | tuple):
+        return (type(value), *map(key, value))
+    if isinstance(value, dict):
+        return (dict, *((key(k), key(v)) for k, v in value.items()))
+    if isinstance(value, functools.partial):
+        return functools.partial, *map(key, (value.func, value.args, value.keywords))
+    if inspect.ismethod(value) and hasattr(value.__self__, "__dict__"):
+        return key(value.__func__), key(dict(vars(value.__self__)))
+    if not inspect.isfunction(value):
+        return object()
+    cells = [cell.cell_contents for cell in value.__closure__ or () if _has_value(cell)]
+    parts = value.__defaults__, value.__kwdefaults__, cells
+    return value.__code__, *map(key, parts)
+
+
+def _has_value(cell) -> bool:
     try:
-        values = tuple(cell.cell_contents for cell in cells)
-        code = function.__code__, function.__defaults__, values
-        hash(code)
-    except (AttributeError, TypeError, ValueError):
-        return function
-    return code
+        return cell.cell_contents is not None
+    except ValueError:  # of a name that is set later
+        return False
 
 
 def _is_same(one: tf.TensorShape, other: tf.TensorShape) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.internals import seed_generators
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.expressions import Expressions, Numbers
@@ -132,18 +133,21 @@ def _call(
         pairs = zip(parts, (value.shape for value in wholes), strict=True)
         try:
             return Expressions(numbers, pairs).numbers_of(*results), True
-        except (ValueError, tf.errors.OpError):  # such as shapes that do not fit
+        except (TypeError, ValueError, tf.errors.OpError):  # shapes that do not fit
             return None, True
 
 
 def _results_of(spec, batch: WholeBatch) -> tuple[list, list]:
     """Returns (tensors, operations) of a model_fn that may depend on its examples."""
+    keys = tf.compat.v1.GraphKeys
     results = [spec.loss, spec.predictions, batch.weight, *batch.losses]
+    results += tf.compat.v1.get_collection(keys.SUMMARIES)
     results = tf.nest.flatten(results, expand_composites=True)
     # Some metrics wait for a change whose value they do not take.
     updates = tf.nest.flatten([spec.eval_metric_ops, spec.train_op])
     variables = tf.compat.v1.global_variables() + tf.compat.v1.local_variables()
     updates += [variable.initializer for variable in variables]
+    updates += tf.compat.v1.get_collection(keys.TABLE_INITIALIZERS)
     updates = [getattr(u, "op", u) for u in updates if u is not None]
     tensors = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
     return tensors, list(ancestors(updates))
@@ -151,13 +155,16 @@ def _results_of(spec, batch: WholeBatch) -> tuple[list, list]:
 
 @contextlib.contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """Leaves the random numbers of Python and NumPy as they were."""
+    """Leaves the random numbers of Python, NumPy and Keras as they were."""
+    of_keras = [(generator, generator.getstate()) for generator in seed_generators()]
     states = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+        for generator, state in of_keras:
+            generator.setstate(state)
 
 
 def _mapped(function: Callable, *structures) -> Any:

@@ -3,6 +3,7 @@
 import ast
 import concurrent.futures
 import functools
+import importlib
 import inspect
 import operator
 import os
@@ -59,6 +60,13 @@ def python_function_of():
     results = [call(_loop, [], tf.int32) for call in calls]
     functions = [internals.python_function_of(tensor.op) for tensor in results]
     return [*map(inspect.unwrap, functions)] == [_loop, _loop]
+
+
+@_finds
+def seed_generators():
+    keras = importlib.import_module("keras" if tf.__version__ < "2.16" else "tf_keras")
+    keras.utils.set_random_seed(1)
+    return bool(internals.seed_generators())
 
 
 def _loop() -> tf.Operation:

@@ -445,6 +445,7 @@ def _late_gradients(gradients: list) -> tuple[list, set[str]]:
         tensors = factors_of_late_products(parts)
         if tensors is not None and parts[0].dtype == tf.float32:
             late.add(parts[0].name)
+            tensors = (t for t in tensors if context_of(t.op) is None)
             factors |= {tensor.ref(): tensor for tensor in tensors}
     return [*factors.values()], late
 

@@ -236,6 +236,27 @@ def _decoded(rows):
     return tf.while_loop(lambda i, *_: i < 3, longer, start, sizes)[1][:, -1:]
 
 
+def _of_python(rows):
+    """Calls functions whose code and values are those of each call."""
+    scale = {"by": np.ones([1])}
+    raised = functools.partial(lambda x, power: x.mean(1) ** power, power=2)
+
+    def squares(x):
+        return raised(x) * scale["by"]
+
+    options = {"stateful": False}
+    parts = [
+        tf.numpy_function(function, [rows], tf.float64, **others)[:, None]
+        for function, others in ((squares, {}), (raised, {}), (squares, options))
+    ]
+    return tf.add_n([tf.ensure_shape(part, [None, 1]) for part in parts])
+
+
+def _unknown_words(rows):
+    words = tf.zeros_like(tf.strings.as_string(rows))
+    return tf.strings.length(words)
+
+
 def _noise(rows):
     return rows + tf.random.normal(tf.shape(rows), dtype=rows.dtype)
 
@@ -244,14 +265,15 @@ def _noise(rows):
     "layer",
     [
         _looked_up,
-        lambda x: tf.numpy_function(lambda x: x.mean(1), [x], tf.float64)[:, None],
+        _of_python,
+        _unknown_words,
         lambda x: tf.concat([v1.layers.dense(x, 2), x], 1),
         lambda x: tf.map_fn(tf.identity, x),
         lambda x: tf.ensure_shape(x, x.shape),
         lambda x: tf.stop_gradient(_decoded(x)),
         lambda x: _noise(v1.layers.dense(_noise(x), 3)),
     ],
-    ids=["table", "Python", "joined", "map", "claim", "decoder", "noise"],
+    ids=["table", "Python", "words", "joined", "map", "claim", "decoder", "noise"],
 )
 def test_a_layer_behind_a_static_size_computes_the_same_for_none(layer):
     """As written, all differ in their operations and attributes."""
@@ -320,10 +342,49 @@ def test_a_model_fn_reads_none_if_it_computes_with_the_same_numbers(power):
     assert sizes[-1] == (8 if power else None)
 
 
+class _Scale:
+    def __init__(self, n):
+        self.n = n
+
+    def divide(self, x):
+        return x.sum(1) / self.n
+
+
+def _in_a_method(x, n):
+    return tf.numpy_function(_Scale(n).divide, [x], tf.float64)
+
+
+def _in_a_list(x, n):
+    array = tf.TensorArray(tf.float64, n, element_shape=[])
+    return array.write(0, tf.reduce_sum(x)).stack()
+
+
+def _in_a_table(x, n):
+    keys, values = tf.constant([0, 1, 2], tf.int64), tf.constant([1.0, 2.0, 4.0]) / n
+    start = tf.lookup.KeyValueTensorInitializer(keys, values)
+    return tf.lookup.StaticHashTable(start, 0.0).lookup(tf.argmax(x, 1))
+
+
+def _in_a_summary(x, n):
+    v1.summary.scalar("sum", tf.reduce_sum(x) / n)
+    return tf.reduce_sum(x, 1)
+
+
 @pytest.mark.parametrize("mode", ["eval", "infer"])
-def test_evaluations_and_predictions_must_not_read_it(mode):
+@pytest.mark.parametrize(
+    "scores_of",
+    [
+        lambda x, n: tf.reduce_sum(x, 1) / n,
+        _in_a_method,
+        _in_a_list,
+        _in_a_table,
+        _in_a_summary,
+    ],
+    ids=["sum", "method", "list", "table", "summary"],
+)
+def test_evaluations_and_predictions_must_not_read_it(scores_of, mode):
     def model_fn(features, labels, mode):
-        scores = tf.reduce_sum(features, 1) / (features.shape[0] or 1)
+        scores = scores_of(features, features.shape[0] or 1)
         metrics = {"score": v1.metrics.mean(scores)}
         if mode == "infer":
             return tf.estimator.EstimatorSpec(mode, predictions=scores)
@@ -352,6 +413,19 @@ def test_other_parts_of_a_batch_have_static_sizes_too():
 
     ours, theirs = (train(f, input_fn)[0]["w"] for f in (cut(model_fn), model_fn))
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_a_seed_of_keras_is_that_of_each_call():
+    tf.keras.utils.set_random_seed(1)
+    sizes = []
+
+    def loss(errors, x, n):
+        sizes.append(x.shape[0])
+        layer = tf.keras.layers.Dense(1, dtype="float64")
+        return tf.reduce_mean(errors) + tf.reduce_mean(layer(x))
+
+    build(_model_fn(loss), _BATCH)
+    assert sizes[-1] is None
 
 
 def test_a_second_call_leaves_the_parameters_and_random_numbers_alone():

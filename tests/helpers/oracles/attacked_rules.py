@@ -277,7 +277,7 @@ def _meaning(symbol: str, graph, attacked: Attack) -> tf.Tensor:
 def _number_of_entries(name: str, graph) -> tf.Tensor:
     """Returns the number of entries of a list, or a length of its sparse tensor."""
     if part := part_of(name):
-        numbers = graph.get_tensor_by_name(part[2])
+        numbers = graph.get_operation_by_name(part[2]).inputs[1]
         return tf.reduce_sum(tf.cast(tf.equal(numbers, part[0]), tf.int32))
     name, *parts = name.split(":")
     operation, place = graph.get_operation_by_name(name), 0
