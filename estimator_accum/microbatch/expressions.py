@@ -114,6 +114,8 @@ class Expressions:
         self._places, self._path, self._written = {}, (), []
         self._unread = []  # the ends of TensorFlow 1's loops
         self._before = {}  # number and shape by that of a reshaped result
+        parts = list(parts)
+        self._examples = {shape[0] for _, shape in parts if shape.rank}
         with self._graph.as_default():
             self._copies = {
                 tensor.ref(): self._input(tensor, shape, "part", i)
@@ -247,19 +249,31 @@ class Expressions:
             (output,) = operation.outputs
             if (output.shape.num_elements() or 0) > _MOST_NUMBERS:
                 return [tf.compat.v1.placeholder(output.dtype, output.shape)]
-        if operation.type == "TensorListStack" and operation.outputs[0].shape.rank:
-            # Of a static size, it alone claims how many tensors it stacks.
-            (output,) = operation.outputs
-            shape = [None, *output.shape[1:]]
-            return [tf.compat.v1.placeholder(output.dtype, shape)]
+        if operation.type in ("TensorListStack", "TensorListGetItem"):
+            return [self._listed(operation)]
         copy = create_like(operation, self._graph, [copy.tensor for copy in inputs])
         outputs = list(copy.outputs)
         for output, tensor in zip(operation.outputs, outputs, strict=True):
-            tensor.set_shape(output.shape)
+            tensor.set_shape(self._of_both(output.shape))
             keys = inputs[1].tensor if operation.type == "LookupTableFindV2" else None
             if keys is not None and keys.shape.rank == tensor.shape.rank:
                 tensor.set_shape(keys.shape)  # the copy's table does not tell it
         return outputs
+
+    def _listed(self, operation: tf.Operation) -> tf.Tensor:
+        """Returns an item of a list, or all of them, whose number one graph may know."""
+        (output,) = operation.outputs
+        shape = self._of_both(output.shape)
+        if operation.type == "TensorListStack" and shape.rank:
+            shape = tf.TensorShape([None, *shape[1:]])
+        return tf.compat.v1.placeholder(output.dtype, shape)
+
+    def _of_both(self, shape: tf.TensorShape) -> tf.TensorShape:
+        """Returns a shape without sizes of which one is that of None in the other graph."""
+        if shape.rank is None:
+            return shape
+        sizes = [None if size in self._examples else size for size in shape]
+        return tf.TensorShape(sizes)
 
     def _simplified(
         self, operation: tf.Operation, inputs: list[_Copy], tensor: tf.Tensor

@@ -60,10 +60,14 @@ def locked(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the disk is full
             raise
+        remedy = (
+            "Use a folder of a local disk, or a network folder that supports locks."
+        )
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = "Use a folder that you may write to."
         raise NoLockError(
             f"A run must be able to lock its folder. Received: {folder}, whose {_LOCK} "
-            f"cannot be locked ({error.strerror}). Use a folder of a local disk, or a "
-            "network folder that supports locks."
+            f"cannot be locked ({error.strerror}). {remedy}"
         ) from error
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     name = f"process {os.getpid()} of {socket.gethostname()}"

@@ -268,12 +268,23 @@ def _noise(rows):
         _of_python,
         _unknown_words,
         lambda x: tf.concat([v1.layers.dense(x, 2), x], 1),
+        lambda x: _recurrent(x)[:, -1],
         lambda x: tf.map_fn(tf.identity, x),
         lambda x: tf.ensure_shape(x, x.shape),
         lambda x: tf.stop_gradient(_decoded(x)),
         lambda x: _noise(v1.layers.dense(_noise(x), 3)),
     ],
-    ids=["table", "Python", "words", "joined", "map", "claim", "decoder", "noise"],
+    ids=[
+        "table",
+        "Python",
+        "words",
+        "joined",
+        "RNN",
+        "map",
+        "claim",
+        "decoder",
+        "noise",
+    ],
 )
 def test_a_layer_behind_a_static_size_computes_the_same_for_none(layer):
     """As written, all differ in their operations and attributes."""

@@ -137,8 +137,17 @@ def test_a_cluster_is_started_again_when_its_folder_is_locked(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
-def test_a_folder_without_locks_is_one_sentence(tmp_path, capsys, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOLCK, "that supports locks."),
+        (errno.ENOTSUP, "that supports locks."),
+        (errno.EROFS, "that you may write to."),
+    ],
+)
+def test_a_folder_without_locks_is_one_sentence(
+    tmp_path, capsys, monkeypatch, number, remedy
+):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
@@ -147,6 +156,5 @@ def test_a_folder_without_locks_is_one_sentence(tmp_path, capsys, monkeypatch, n
     with pytest.raises(SystemExit, match="2"), ended, locked(tmp_path):
         pytest.fail("there is no lock")
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        f"{tmp_path}, whose .run.lock cannot be locked ({os.strerror(number)})" in line
-    )
+    cause = f"whose .run.lock cannot be locked ({os.strerror(number)})"
+    assert f"{tmp_path}, {cause}" in line and line.endswith(remedy)
