@@ -218,7 +218,7 @@ class Expressions:
             for copy, name in zip(inputs, names, strict=False)
             if name != "element_shape"
         ]
-        if kind in _OF_ANY_ORDER:
+        if kind in _OF_ANY_ORDER and operation.outputs[0].dtype != tf.string:
             numbers.sort()
         return self._numbers.of(kind, frozenset(settings), order, *numbers)
 
@@ -507,23 +507,32 @@ def _code_of(value, within: tuple = ()):
     """
     if value is None or isinstance(value, _SIMPLE):
         return type(value), value
-    if any(value is other for other in within):
-        return "again"
-    within = (*within, value)
-    key = functools.partial(_code_of, within=within)
-    if isinstance(value, np.ndarray | np.generic):
-        return str(value.dtype), value.shape, _bytes(np.asarray(value))
-    if isinstance(value, list | tuple):
+    outer = [i for i, other in enumerate(within) if value is other]
+    if outer:
+        return "again", *outer
+    key = functools.partial(_code_of, within=(*within, value))
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        digest = hashlib.sha256(_bytes(np.asarray(value))).digest()
+        return str(value.dtype), value.shape, digest
+    if type(value) in (list, tuple):
         return (type(value), *map(key, value))
-    if isinstance(value, dict):
+    if type(value) is dict:
         return (dict, *((key(k), key(v)) for k, v in value.items()))
     if isinstance(value, functools.partial):
         return functools.partial, *map(key, (value.func, value.args, value.keywords))
-    if inspect.ismethod(value) and hasattr(value.__self__, "__dict__"):
-        return key(value.__func__), key(dict(vars(value.__self__)))
+    if inspect.ismethod(value):
+        owner = value.__self__
+        if any(owner is other for other in within):
+            return key(value.__func__), "again"
+        key = functools.partial(_code_of, within=(*within, value, owner))
+        of_owner = key(dict(vars(owner))) if hasattr(owner, "__dict__") else object()
+        return key(value.__func__), type(owner), of_owner
     if not inspect.isfunction(value):
         return object()
-    cells = [cell.cell_contents for cell in value.__closure__ or () if _has_value(cell)]
+    cells = [
+        cell.cell_contents if _has_value(cell) else None
+        for cell in value.__closure__ or ()
+    ]
     parts = value.__defaults__, value.__kwdefaults__, cells
     return value.__code__, *map(key, parts)
 
@@ -611,7 +620,7 @@ def _value(
     if operation.type == "StridedSlice" and tensor.shape.rank == 0:
         vector, *_ = inputs  # one size of a shape, where others are unknown
         begin = inputs[1].value
-        if vector.tensor.op.type == "Shape" and begin is not None:
+        if vector.tensor.op.type == "Shape" and begin is not None and begin.size == 1:
             shape = vector.tensor.op.inputs[0].shape
             size = shape.as_list()[int(begin[0])] if shape.rank is not None else None
             if size is not None:

@@ -133,14 +133,15 @@ def _call(
         pairs = zip(parts, (value.shape for value in wholes), strict=True)
         try:
             return Expressions(numbers, pairs).numbers_of(*results), True
-        except (TypeError, ValueError, tf.errors.OpError):  # shapes that do not fit
-            return None, True
+        except (RecursionError, TypeError, ValueError, tf.errors.OpError):
+            return None, True  # such as shapes that do not fit
 
 
 def _results_of(spec, batch: WholeBatch) -> tuple[list, list]:
     """Returns (tensors, operations) of a model_fn that may depend on its examples."""
     keys = tf.compat.v1.GraphKeys
     results = [spec.loss, spec.predictions, batch.weight, *batch.losses]
+    results += [spec.eval_metric_ops]
     results += tf.compat.v1.get_collection(keys.SUMMARIES)
     results = tf.nest.flatten(results, expand_composites=True)
     # Some metrics wait for a change whose value they do not take.
@@ -150,7 +151,7 @@ def _results_of(spec, batch: WholeBatch) -> tuple[list, list]:
     updates += tf.compat.v1.get_collection(keys.TABLE_INITIALIZERS)
     updates = [getattr(u, "op", u) for u in updates if u is not None]
     tensors = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
-    return tensors, list(ancestors(updates))
+    return tensors, list(ancestors([*updates, *(tensor.op for tensor in tensors)]))
 
 
 @contextlib.contextmanager

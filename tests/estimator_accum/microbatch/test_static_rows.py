@@ -365,6 +365,35 @@ def _in_a_method(x, n):
     return tf.numpy_function(_Scale(n).divide, [x], tf.float64)
 
 
+class _Sum:
+    def run(self, x):
+        return self.of(x)
+
+    def of(self, x):
+        return x.sum(1)
+
+
+class _Mean(_Sum):
+    def of(self, x):
+        return x.mean(1)
+
+
+def _by_a_class(x, n):
+    return tf.numpy_function((_Sum if n > 1 else _Mean)().run, [x], tf.float64)
+
+
+def _by_an_empty_cell(x, n):
+    power, root = (2.0, None) if n > 1 else (None, 2.0)
+    return tf.numpy_function(
+        lambda x: x.sum(1) ** power if power else x.sum(1) / root, [x], tf.float64
+    )
+
+
+def _by_joined_words(x, n):
+    words = tf.strings.as_string(x[:, 0])
+    return tf.strings.to_number(words + "9" if n > 1 else "9" + words, tf.float64)
+
+
 def _in_a_list(x, n):
     array = tf.TensorArray(tf.float64, n, element_shape=[])
     return array.write(0, tf.reduce_sum(x)).stack()
@@ -387,11 +416,14 @@ def _in_a_summary(x, n):
     [
         lambda x, n: tf.reduce_sum(x, 1) / n,
         _in_a_method,
+        _by_a_class,
+        _by_an_empty_cell,
+        _by_joined_words,
         _in_a_list,
         _in_a_table,
         _in_a_summary,
     ],
-    ids=["sum", "method", "list", "table", "summary"],
+    ids=["sum", "method", "class", "cell", "words", "list", "table", "summary"],
 )
 def test_evaluations_and_predictions_must_not_read_it(scores_of, mode):
     def model_fn(features, labels, mode):
@@ -405,6 +437,17 @@ def test_evaluations_and_predictions_must_not_read_it(scores_of, mode):
     with tf.Graph().as_default(), pytest.raises(ValueError, match=_SENTENCE):
         batch = map(tf.constant, _BATCH)
         microbatch_model_fn(model_fn)(*batch, mode=mode)
+
+
+def test_the_value_of_a_metric_must_not_read_it():
+    def model_fn(features, labels, mode):
+        value, update = v1.metrics.mean(features)
+        metrics = {"score": (value / (features.shape[0] or 1), update)}
+        loss = tf.reduce_mean(labels)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=_SENTENCE):
+        microbatch_model_fn(model_fn)(*map(tf.constant, _BATCH), mode="eval")
 
 
 def test_other_parts_of_a_batch_have_static_sizes_too():
