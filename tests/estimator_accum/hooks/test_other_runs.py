@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from estimator_accum import (
     AccumulatingOptimizer,
+    get_or_create_update_step,
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
@@ -48,6 +49,26 @@ def test_runs_of_anything_else_train_nothing(tmp_path):
         assert session.run([w, v, step]) == [3.0, 3.0, 12]
     assert _updates(tmp_path / "train_metrics.csv") == ["1", "2", "3"]
     assert _updates(tmp_path / "train_metrics_accumulation_1.csv") == ["1", "2", "3"]
+
+
+class _Restore(v1.train.SessionRunHook):
+    """Sets variables after the hooks before it, like one that broadcasts them."""
+
+    def __init__(self, value):
+        self._write = get_or_create_update_step().assign(value)
+
+    def after_create_session(self, session, coord):
+        session.run(self._write)
+
+
+def test_updates_of_variables_that_a_hook_sets_are_not_missed(caplog):
+    w = _variable("w")
+    train_op = _train_op(-w, w)
+    hooks = [*make_accumulation_hooks(), _Restore(1000)]
+    with v1.train.MonitoredSession(hooks=hooks) as session:
+        for _ in range(4):
+            session.run(train_op)
+    assert "no report shows" not in caplog.text
 
 
 class _RunTrainOps(v1.train.SessionRunHook):

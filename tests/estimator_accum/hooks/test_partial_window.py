@@ -12,6 +12,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     make_accumulation_hooks,
 )
+from estimator_accum.hooks import _end_of_data
 from tests.helpers.models.interfaces import sgd
 
 v1 = tf.compat.v1
@@ -212,6 +213,33 @@ def _stop_then_evaluate_the_same(run, data, train):
     _feed_until_caught(run, data.batch, _ignore)
 
 
+def _value_at_the_end(loop, seen_as=lambda x: x):
+    """Returns a weight after a loop's data; the model gets `seen_as` of each x."""
+    with tf.Graph().as_default():
+        v1.train.get_or_create_global_step()
+        iterators = [
+            v1.data.make_initializable_iterator(
+                tf.data.Dataset.from_tensor_slices(values).batch(1)
+            )
+            for values in ([1.0, 2.0, 4.0], [8.0])
+        ]
+        batch, other = (iterator.get_next() for iterator in iterators)
+        start, start_other = (iterator.initializer for iterator in iterators)
+        data = types.SimpleNamespace(batch=batch, other=other, start=start)
+        data.is_first = v1.placeholder(tf.bool, [])
+        data.of_branch = tf.cond(
+            data.is_first, *(iterator.get_next for iterator in iterators)
+        )
+        x, w = v1.placeholder(tf.float32, [1]), v1.get_variable("w", initializer=0.0)
+        train_op = make_accumulating_train_op(w * seen_as(x)[0], sgd(1.0), 2)
+        values = _ValuesAtTheEnd(w)
+        hooks = [*make_accumulation_hooks(), values]
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            session.run([start, start_other])
+            loop(session.run, data, lambda value: session.run(train_op, {x: value}))
+    return values.at_the_end
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("loop", "expected"),
@@ -235,31 +263,25 @@ def _stop_then_evaluate_the_same(run, data, train):
     ],
 )
 def test_the_end_of_data_is_seen_where_a_loop_feeds(loop, expected, caplog):
-    with tf.Graph().as_default():
-        v1.train.get_or_create_global_step()
-        iterators = [
-            v1.data.make_initializable_iterator(
-                tf.data.Dataset.from_tensor_slices(values).batch(1)
-            )
-            for values in ([1.0, 2.0, 4.0], [8.0])
-        ]
-        batch, other = (iterator.get_next() for iterator in iterators)
-        start, start_other = (iterator.initializer for iterator in iterators)
-        data = types.SimpleNamespace(batch=batch, other=other, start=start)
-        data.is_first = v1.placeholder(tf.bool, [])
-        data.of_branch = tf.cond(
-            data.is_first, *(iterator.get_next for iterator in iterators)
-        )
-        x, w = v1.placeholder(tf.float32, [1]), v1.get_variable("w", initializer=0.0)
-        train_op = make_accumulating_train_op(w * x[0], sgd(1.0), 2)
-        values = _ValuesAtTheEnd(w)
-        hooks = [*make_accumulation_hooks(), values]
-        with v1.train.MonitoredSession(hooks=hooks) as session:
-            session.run([start, start_other])
-            loop(session.run, data, lambda value: session.run(train_op, {x: value}))
     is_unknown = expected == "unknown"
-    assert values.at_the_end == (-1.5 if is_unknown else expected)
+    assert _value_at_the_end(loop) == (-1.5 if is_unknown else expected)
     assert ('`partial_window` must be "apply" or "keep"' in caplog.text) == is_unknown
+
+
+@pytest.mark.once
+def test_python_in_a_model_that_is_fed_reads_no_batch():
+    def seen_as(x):
+        return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), [1])
+
+    assert _value_at_the_end(_feed_copies_with_one_ahead, seen_as) == -5.5
+
+
+@pytest.mark.once
+def test_the_owner_of_a_sessions_memory_is_not_kept():
+    with tf.Graph().as_default(), v1.Session() as session:
+        value = session.run(tf.random.normal([4]))  # a constant's has no owner
+    arrays = [*_end_of_data._arrays_of([value[1:]])]
+    assert len(arrays) == 2 and {type(array) for array in arrays} == {np.ndarray}
 
 
 @pytest.mark.once

@@ -244,6 +244,27 @@ def test_examples_that_are_combined_are_found_in_any_precision(
         train(_model_fn(network, DIGITS[precision]), _batches, 1)
 
 
+@pytest.mark.once
+def test_products_of_sums_in_a_loop_of_tensorflow_1_are_let_alone():
+    def model_fn(features, labels, mode):
+        one, two = (v1.get_variable(name, [3, 3]) for name in "ab")
+        rounds = (lambda i, _: i < 2), (lambda i, x: (i + 1, tf.tanh(x @ (one @ two))))
+        loss = tf.reduce_mean(tf.while_loop(*rounds, (0, features))[1])
+        step = v1.train.get_global_step()
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors((tf.ones([8, 3]), tf.ones([8])))
+
+    v1.disable_control_flow_v2()
+    try:
+        ours, theirs = (train(f, input_fn)[0] for f in (cut(model_fn), model_fn))
+    finally:
+        v1.enable_control_flow_v2()
+    np.testing.assert_allclose(ours["a"], theirs["a"], rtol=1e-5)
+
+
 def _loop(layer):
     def twice(x, *weights):
         rounds = (lambda i, _: i < 2), (lambda i, x: (i + 1, layer(x, *weights)))
