@@ -61,6 +61,8 @@ _KEEPING |= _REDUCTIONS
 _OF_ANY_ORDER = {"Add", "AddN", "AddV2", "Mul"}
 _FILLS = {"ZerosLike": 0, "OnesLike": 1}
 _SAME = {"EnsureShape", "Identity"}
+_OF_LISTS = {f"TensorList{kind}" for kind in ("GetItem", "Reserve", "SetItem", "Stack")}
+_OF_LISTS |= {"TensorListFromTensor"}
 # Attributes that only claim a shape, which the tensors have; one is an input as well.
 _CLAIMS = {"element_shape", "num_elements", "output_shapes"}
 # Attributes that no other call of the same code has.
@@ -190,7 +192,7 @@ class Expressions:
             return self._begun(operation, inputs)
         tensors = self._made(operation, inputs)
         if tensors is None:
-            return self._opaque(operation, self._number(operation, inputs))
+            return self._opaque(operation, inputs, self._number(operation, inputs))
         results = [self._simplified(operation, inputs, tensor) for tensor in tensors]
         if None not in results:
             return results
@@ -249,23 +251,38 @@ class Expressions:
             (output,) = operation.outputs
             if (output.shape.num_elements() or 0) > _MOST_NUMBERS:
                 return [tf.compat.v1.placeholder(output.dtype, output.shape)]
-        if operation.type in ("TensorListStack", "TensorListGetItem"):
-            return [self._listed(operation)]
+        if operation.type in _OF_LISTS:
+            return [self._listed(operation, inputs)]
         copy = create_like(operation, self._graph, [copy.tensor for copy in inputs])
         outputs = list(copy.outputs)
         for output, tensor in zip(operation.outputs, outputs, strict=True):
-            tensor.set_shape(self._of_both(output.shape))
+            if output.dtype != tf.variant:  # see _listed
+                tensor.set_shape(self._of_both(output.shape))
             keys = inputs[1].tensor if operation.type == "LookupTableFindV2" else None
             if keys is not None and keys.shape.rank == tensor.shape.rank:
                 tensor.set_shape(keys.shape)  # the copy's table does not tell it
         return outputs
 
-    def _listed(self, operation: tf.Operation) -> tf.Tensor:
-        """Returns an item of a list, or all of them, whose number one graph may know."""
-        (output,) = operation.outputs
-        shape = self._of_both(output.shape)
-        if operation.type == "TensorListStack" and shape.rank:
-            shape = tf.TensorShape([None, *shape[1:]])
+    def _listed(self, operation: tf.Operation, inputs: list[_Copy]) -> tf.Tensor:
+        """Returns a list, an item, or all of them joined.
+
+        Here a list has the shape of its items joined; while none is set, their number.
+        """
+        (output,), (first, *others) = operation.outputs, inputs
+        kind, shape = operation.type, first.tensor.shape
+        if kind == "TensorListReserve":
+            number = others[0].value
+            shape = tf.TensorShape([None if number is None else int(number)])
+        elif kind == "TensorListSetItem" and shape.rank:
+            shape = _common(first.tensor, shape[:1].concatenate(others[1].tensor.shape))
+        elif output.dtype != tf.variant:  # the item, or all
+            joined = shape if shape.rank and shape.rank > 1 else tf.TensorShape(None)
+            if kind == "TensorListGetItem":
+                joined = joined[1:]
+            claimed = self._of_both(output.shape)
+            if kind == "TensorListStack" and claimed.rank:
+                claimed = tf.TensorShape([None, *claimed[1:]])
+            shape = claimed.merge_with(joined)
         return tf.compat.v1.placeholder(output.dtype, shape)
 
     def _of_both(self, shape: tf.TensorShape) -> tf.TensorShape:
@@ -398,16 +415,28 @@ class Expressions:
         tensors = operation.type == "VarHandleOp" and self._made(operation, [])
         if tensors:
             return [_Copy(tensors[0], number)]
-        return self._opaque(operation, number)
+        return self._opaque(operation, inputs, number)
 
-    def _opaque(self, operation: tf.Operation, number: int) -> list[_Copy]:
-        """Returns results of which only the shapes in the graph itself are known."""
-        if operation.type == "Merge":
-            first = len(_inputs_of(operation))
-            self._unread += list(operation.inputs)[first:]
+    def _opaque(
+        self, operation: tf.Operation, inputs: list[_Copy], number: int
+    ) -> list[_Copy]:
+        """Returns results of which only the shapes are known.
+
+        A loop of TensorFlow 1 has those of the graph itself, its branches the same as
+        the values that they pass on.
+        """
+        shapes = [tensor.shape for tensor in operation.outputs]
+        if len(inputs) < len(operation.inputs):  # of a loop, whose last is read later
+            self._unread += list(operation.inputs)[len(inputs) :]
+        elif operation.type == "Switch":
+            shapes = [inputs[0].tensor.shape] * 2
+        elif operation.type == "Merge":
+            first, *others = [copy.tensor.shape for copy in inputs]
+            shapes[0] = first.most_specific_common_supertype(others)
+        pairs = zip(operation.outputs, shapes, strict=True)
         return [
-            self._input(tensor, tensor.shape, "result", number, i)
-            for i, tensor in enumerate(operation.outputs)
+            self._input(tensor, shape, "result", number, i)
+            for i, (tensor, shape) in enumerate(pairs)
         ]
 
     def _called(
@@ -463,7 +492,7 @@ class Expressions:
                 arguments[i] = self._input(operation.inputs[i], shapes[i], *key)
             results = self._called(operation, body, arguments, depth + 1)
             common = {
-                i: shapes[i].most_specific_common_supertype([results[i].tensor.shape])
+                i: _common(arguments[i].tensor, results[i].tensor.shape)
                 for i in changed
             }
             if all(_is_same(common[i], shapes[i]) for i in changed):
@@ -480,6 +509,19 @@ class Expressions:
         all_parts = [(inputs[i].number, results[i].number) for i in changed]
         self._note_condition(begin, going.number, *all_parts)
         return copies
+
+
+def _common(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.TensorShape:
+    """Returns the sizes that a tensor's shape and another one have in common.
+
+    Args:
+        tensor: The tensor; a list without items takes the shape of the first.
+        shape: The other one.
+    """
+    before = tensor.shape
+    if tensor.dtype == tf.variant and before.rank == 1:
+        before = before.concatenate(shape[1:])
+    return before.most_specific_common_supertype([shape])
 
 
 def _is_ordered(operation: tf.Operation) -> bool:

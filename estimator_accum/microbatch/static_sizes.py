@@ -47,7 +47,8 @@ class StaticSizes:
     Attributes:
         are_read: Whether its code has read one that differs among batches.
         has_rows: Whether the unsplit batch has a static number of examples.
-        may_refuse: Whether a size that cannot be inferred is refused; else it is None.
+        may_refuse: Whether a size that cannot be inferred is refused; else it is
+            assumed, so that a graph differs from that of None wherever it can.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -154,12 +155,22 @@ class StaticSizes:
             if shape.is_fully_defined() or copy.ref() not in self._opaque:
                 return shape
         if not self.may_refuse:
-            return _of_micro_batch(tensor)
+            return self._assumed(tensor)
         raise ValueError(
             "The static number of examples must not be read from a tensor that a "
             "function, branch or loop computes, or that is computed and sparse. Received: "
             f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
         )
+
+    def _assumed(self, tensor) -> tf.TensorShape:
+        """Returns a shape with the number of examples where one may be."""
+        sizes = _of_micro_batch(tensor).as_list()
+        shapes = [shape.as_list() for shape in self._parts.values() if shape.rank]
+        number = next(shape[0] for shape in shapes if shape[0] is not None)
+        # Lengths of this batch may differ from those of others.
+        last = 1 if any(None in shape[1:] for shape in shapes) else len(sizes)
+        first = [number if size is None else size for size in sizes[:last]]
+        return tf.TensorShape(first + sizes[last:])
 
     def set_to(self, tensor: tf.Tensor, shape: tf.TensorShape) -> tf.TensorShape:
         """Returns the part of a shape that holds for each micro-batch.

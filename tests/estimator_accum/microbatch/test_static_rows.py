@@ -297,6 +297,50 @@ def test_a_layer_behind_a_static_size_computes_the_same_for_none(layer):
     build(_model_fn(loss, _by_this_library), _BATCH)
 
 
+@tf.function(autograph=False)
+def _twice_in_function(x):
+    return 2 * x
+
+
+def _tf1_branch(x):
+    with_v2 = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        return tf.cond(tf.reduce_sum(x) > -99, lambda: 2 * x, lambda: x)
+    finally:
+        (v1.enable_control_flow_v2 if with_v2 else v1.disable_control_flow_v2)()
+
+
+_FLOWS = {
+    "function": _twice_in_function,
+    "branch": lambda x: tf.cond(tf.reduce_sum(x) > -99, lambda: 2 * x, lambda: x),
+    "branch of TensorFlow 1": _tf1_branch,
+    "loop": lambda x: tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, 2 * y), (0, x)
+    )[1],
+    "map": lambda x: tf.map_fn(tf.identity, x),
+    "scan": lambda x: tf.scan(lambda a, row: a + row, tf.transpose(x)),
+    "RNN": lambda x: _recurrent(x)[..., 0],
+}
+
+
+@pytest.mark.parametrize("flow", _FLOWS.values(), ids=_FLOWS)
+def test_a_size_behind_a_function_or_loop_is_refused_unless_none_is_the_same(flow):
+    def of_size(errors, x, n):
+        sizes = [size or 1 for size in flow(x).shape.as_list()]
+        return tf.reduce_sum(errors) / np.prod(sizes)
+
+    def flat(errors, x, n):
+        values = flow(x)
+        pairs = zip(values.shape.as_list(), tf.unstack(tf.shape(values)), strict=True)
+        a, b = (size or unknown for size, unknown in pairs)
+        return tf.reduce_mean(errors) + tf.reduce_mean(tf.reshape(values, [a * b]))
+
+    build(_model_fn(flat), _BATCH)
+    with pytest.raises(ValueError, match="a function, branch or loop computes"):
+        build(_model_fn(of_size), _BATCH)
+
+
 def _batches_without_static_size():
     return tf.data.Dataset.from_tensor_slices(_BATCH).batch(8)
 
