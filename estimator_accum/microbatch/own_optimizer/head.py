@@ -238,10 +238,11 @@ class Copies:
         self._batch, self._is_early = batch, is_early
         self.collected, self.draws = [], False
         self._found = {}  # copies by the tensors that they are of
+        self._losses = {}  # those of results of whole_batch_loss
 
     def border(self, view: View, targets: list[tf.Tensor]) -> Border:
-        """Returns where a copy of `targets` begins."""
-        return Border(view, targets, values=self._found)
+        """Returns where a copy of `targets` begins, if nothing was copied before."""
+        return Border(view, targets, values=self._losses)
 
     def take_losses(self, view: View, targets: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the results of whole_batch_loss that `targets` are computed from.
@@ -256,7 +257,8 @@ class Copies:
                 # In the run in which it is computed, or in a later one.
                 is_now = self._is_early and not loss.is_joint
                 value = loss.loss if is_now else loss.value
-                self._found[losses[-1].ref()] = value
+                self._losses[losses[-1].ref()] = value
+        self._found |= self._losses
         return losses
 
     def take_moments(self, view: View, targets: list[tf.Tensor]) -> None:
@@ -264,7 +266,7 @@ class Copies:
 
         Gradients do not flow through them.
         """
-        operations = self.border(view, targets).operations
+        operations = Border(view, targets, values=self._found).operations
         moments = [getattr(op, MOMENTS_ATTRIBUTE, None) for op in operations]
         by_mean = {m.mean.ref(): m for m in moments if m is not None}
         turn = self._batch.works.first_turn() if self._is_early else Turn.LAST

@@ -22,6 +22,7 @@ v1 = tf.compat.v1
 _RANDOM = np.random.RandomState(0)
 _IMAGES = _RANDOM.randn(23, 5, 5, 2)
 _ROWS = _RANDOM.randn(23, 4)
+_SCALED = (_ROWS * np.linspace(1, 5, 23)[:, None]).astype(np.float32)
 _LABELS = _RANDOM.randint(0, 3, 23)
 _LIMIT = {"float64": 1e-14, "float32": 2e-6}
 _RATE = 0.125  # exact in float32, as TensorFlow 1 has it
@@ -405,6 +406,31 @@ def test_only_statistics_of_the_batch_take_activations_of_the_batch(batch_norm, 
 @tf.custom_gradient
 def _joining(x):
     return x, lambda gradient: gradient * tf.reduce_mean(gradient**2)
+
+
+def test_two_gradients_of_a_loss_are_those_of_one_call():
+    """What the first has copied of the network is none of the second's head."""
+
+    def gradients_by(calls):
+        keras = importlib.import_module("keras")
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(3), keras.layers.BatchNormalization()]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        model(_SCALED)
+
+        def step(x):
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.sqrt(tf.reduce_mean((model(x, training=True) - 1) ** 2))
+            return calls(tape, loss, model.trainable_variables)
+
+        return microbatch_step(step, 4, batch_norm="micro_batch")(_SCALED)
+
+    one = gradients_by(lambda tape, loss, v: tape.gradient(loss, v))
+    two = gradients_by(
+        lambda tape, loss, v: tape.gradient(loss, v[:2]) + tape.gradient(loss, v[2:])
+    )
+    for ours, theirs in zip(two, one, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 def test_a_gradient_that_combines_examples_is_found_behind_the_layer():
