@@ -54,8 +54,8 @@ def seed_of_draw(operation: tf.Operation, *, is_shared: bool) -> tf.Tensor:
         is_shared: Whether all micro-batches of a batch draw the same numbers.
     """
     seeds = operation.get_attr("seed"), operation.get_attr("seed2")
-    # In a step, as TensorFlow does: Keras names a layer by the number of others before.
-    parts = seeds if any(seeds) and _number() is not None else (operation.name, *seeds)
+    # As TensorFlow does: two operations of equal seeds draw the same numbers.
+    parts = seeds if any(seeds) else (operation.name, *seeds)
     name = "/".join(map(str, parts))
     return _named(name, any(seeds), None if is_shared else current_batch())
 
