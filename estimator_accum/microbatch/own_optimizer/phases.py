@@ -22,12 +22,14 @@ from estimator_accum.graph.functions import (
     nodes_of,
 )
 from estimator_accum.graph.internals import set_control_inputs
-from estimator_accum.graph.names import SHOWING, WRITERS_OF_TABLES
+from estimator_accum.graph.names import SHOWING
 from estimator_accum.graph.walks import ancestors, in_order, needed_by
 from estimator_accum.graph.writers import (
     may_be_variable,
     source_of_handle,
+    variable_of,
     writers_of,
+    written_handles,
 )
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
@@ -159,17 +161,18 @@ class Times:
                 if _shows(operation, library) or changes_something(operation, library)
             ]
             self._writers = writers_of(self.changes, handles)
-        for operation in self.changes:
-            if WRITERS_OF_TABLES.search(operation.type):
-                for table in self._variables(operation):
-                    self._writers.setdefault(table, []).append(operation)
+        self._changing = {*self.changes}
+        for operation, handle in written_handles(graph):
+            if operation in self._changing and variable_of(handle) is None:  # a table
+                table = source_of_handle(handle)
+                self._writers.setdefault(table, []).append(operation)
         self._looking_up = {}
         for operation in operations:  # plain reads are handed on
             if operation in self.of_batch or functions_of(operation):
                 for variable in self._variables(operation):
                     self._looking_up.setdefault(variable, []).append(operation)
         self._forward = ancestors(t.op for t in tops)
-        self.late, self._times, self._changing = set(), {}, {*self.changes}
+        self.late, self._times = set(), {}
         for operation in in_order(operations, self._before):
             self._times[operation] = self._time(operation)
 

@@ -452,9 +452,13 @@ def test_a_write_that_the_forward_pass_waits_for_is_made_once():
     assert [int(step(_X)) for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_table_that_a_step_writes_is_read_afterwards():
+@pytest.mark.parametrize("is_in_function", [False, True])
+def test_a_table_that_a_step_writes_is_read_afterwards(is_in_function):
     kernel = _weights(6, 3)
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0)
+
+    def count(key):
+        table.insert(key, table.lookup(key) + 1)
 
     def make():
         kernel.assign(tf.ones_like(kernel))
@@ -462,7 +466,7 @@ def test_a_table_that_a_step_writes_is_read_afterwards():
 
         def step(x):
             key = tf.constant(1, tf.int64)
-            table.insert(key, table.lookup(key) + 1)
+            (tf.function(count) if is_in_function else count)(key)
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((x @ kernel) ** 2) * table.lookup(key)
             _descend(tape, loss, [kernel])
