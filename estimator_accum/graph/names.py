@@ -134,6 +134,11 @@ def draws_from_seed(kind: str) -> bool:
     return re.match(rf"Stateless(?!{others})", kind) is not None
 
 
+def is_any_draw(operation: tf.Operation) -> bool:
+    """Returns whether `operation` draws random numbers, from a state or a seed."""
+    return is_draw(operation) or draws_from_seed(operation.type)
+
+
 def moves_generator(kind: str) -> bool:
     """Returns whether operations of a type write the state of a tf.random.Generator."""
     return re.match(r"Rng|Stateful(?!Partitioned)", kind) is not None

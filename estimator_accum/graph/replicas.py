@@ -25,12 +25,19 @@ def in_each_replica(function, number: int) -> list:
 
     @tf.autograph.experimental.do_not_convert
     def run() -> None:
-        context = tf.distribute.get_replica_context()
-        place = int(tf.get_static_value(context.replica_id_in_sync_group)) % number
+        place = number_of_replica() % number
         results[place] = function(place)
 
     tf.distribute.get_strategy().run(run)
     return results
+
+
+def number_of_replica() -> int | None:
+    """Returns the number of the replica whose code runs, None outside of replicas."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return None
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def distributed(values: list):

@@ -7,6 +7,12 @@ must be equal, or the step itself fails: outside of functions, branches and loop
 row of the value belongs to an example, or to as many rows for each example. An operation
 that combines examples gets all rows.
 
+    tf.random.normal([x.shape[0], 8]) @ kernel
+
+A layer takes the micro-batch's rows of random numbers of that size, too, as a generator
+does of its noise. Of any numbers that is exact: if rows are combined later, all of them
+are collected.
+
     tf.reshape(x, [N, 4, 2])    tf.reshape(x, [-1, 4, 2])
 
 The elements keep their order, so the second is the same on the whole batch.
@@ -24,7 +30,9 @@ import tensorflow as tf
 
 from estimator_accum.core.interception import is_interception_off
 from estimator_accum.graph.internals import change_inputs
+from estimator_accum.graph.names import is_any_draw
 from estimator_accum.graph.outermost import in_graph
+from estimator_accum.graph.replicas import number_of_replica
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import View
@@ -34,6 +42,13 @@ from estimator_accum.rows.states import FIXED
 
 _ARITHMETIC = {"Add", "AddV2", "Sub", "Mul", "Select"}
 _KINDS = {*ELEMENTWISE, *_ARITHMETIC, "ConcatV2", "Pack"}
+# Layers, by the place of the input that lists examples.
+_LAYERS = {
+    **dict.fromkeys(["MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "Einsum"], 0),
+    **dict.fromkeys(["DepthwiseConv2dNative", "GatherNd", "ResourceGatherNd"], 0),
+    **dict.fromkeys(["GatherV2", "ResourceGather"], 1),
+    **dict.fromkeys(["Conv2DBackpropInput", "Conv3DBackpropInputV2"], 2),
+}
 
 
 @contextlib.contextmanager
@@ -60,11 +75,36 @@ class _Rows:
             return tensors
         if kind == "Reshape":
             return [tensors[0], self._target_of(*tensors)]
+        if kind in _LAYERS:
+            place = _LAYERS[kind]
+            rows = self._drawn_rows_of(tensors[place])
+            return [*tensors[:place], rows, *tensors[place + 1 :]]
         if kind not in _KINDS:
             return tensors
         if any(tensor.shape.rank is None for tensor in tensors):
             return tensors
         return [self._rows_of(tensor, tensors) for tensor in tensors]
+
+    def _drawn_rows_of(self, tensor):
+        """Returns the rows of random numbers of all examples, others as they are."""
+        shape, batch = tensor.shape, self._batch_here()
+        if not hasattr(tensor, "op") or not shape.rank or batch is None:
+            return tensor
+        numbers = [n for other, n in self._numbers() if other is batch]
+        if not numbers or shape[0] is None or shape[0] % numbers[0]:
+            return tensor
+        if not any(map(is_any_draw, data_ancestors([tensor.op]))):
+            return tensor
+        rows = self._rows_if_fixed(tensor, 0, batch, shape[0] // numbers[0])
+        self._sizes.are_read |= rows is not None  # perhaps by chance a multiple
+        return tensor if rows is None else rows
+
+    def _batch_here(self) -> WholeBatch | None:
+        """Returns the batch of the replica whose code runs, None if none is known."""
+        if len(self._batches) == 1:
+            return self._batches[0]
+        number = number_of_replica()
+        return None if number is None else self._batches[number % len(self._batches)]
 
     def _target_of(self, tensor, target):
         """Returns the target of a reshape, without the number of examples in the batch."""
@@ -126,6 +166,10 @@ class _Rows:
         if not is_same:
             self._sizes.are_read = are_read  # by chance a multiple
             return None
+        return self._rows_if_fixed(tensor, axis, batch, size // number)
+
+    def _rows_if_fixed(self, tensor, axis: int, batch: WholeBatch, span: int):
+        """Returns `span` rows for each example, None if `_is_fixed` is not so."""
         tensor = in_graph(tensor)
         key = tensor.ref(), axis, batch.begin.ref()
         if key not in self._are_fixed:
@@ -133,7 +177,7 @@ class _Rows:
         if not self._are_fixed[key]:
             return None
         # Not kept: a tape sees the slices that are made while it watches.
-        rows = batch.take_rows(tensor, axis, size // number)
+        rows = batch.take_rows(tensor, axis, span)
         self._sizes.add([rows], [tensor])
         return rows
 

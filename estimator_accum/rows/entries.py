@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.names import draws_from_seed, is_draw
+from estimator_accum.graph.names import is_any_draw
 from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
 from estimator_accum.rows.sizes import ONE, N, Size, count, lists_of, sizes
@@ -138,7 +138,7 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
         raise Mixed("entries of examples stand beside examples")
     if any(state.is_place for state in states):
         raise Mixed("the place of an entry as a value")
-    if is_draw(operation) or draws_from_seed(operation.type):
+    if is_any_draw(operation):
         raise Mixed("random numbers for the entries of examples")
     if "_gradient_op_type" in operation.node_def.attr:
         raise Mixed("entries of examples with a gradient of their own")

@@ -4,7 +4,7 @@ import logging
 
 import tensorflow as tf
 
-from estimator_accum.graph.names import READERS_OF_VALUE
+from estimator_accum.graph.names import READERS_OF_VALUE, is_any_draw
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.own_optimizer.head import Border, View
 from estimator_accum.rows.sizes import Size
@@ -43,6 +43,22 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
         operation.type,
         reason,
     )
+
+
+def report_unsplit(losses: list[tf.Tensor]) -> None:
+    """Warns of a gradient that random numbers decide, and no example.
+
+    Args:
+        losses: Losses that are computed from no example.
+    """
+    needed = data_ancestors([tensor.op for tensor in losses])
+    if any(is_any_draw(operation) for operation in needed):
+        _logger.warning(
+            "micro-batches: the gradient of %s is computed unsplit: it depends on random "
+            "numbers, but on no example. Draw them with tf.shape(x)[0] rows, outside of "
+            "functions, to split it",
+            losses[0].name,
+        )
 
 
 def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]:

@@ -14,6 +14,7 @@ from estimator_accum.core.interception import without_interception
 from estimator_accum.graph.internals import context_of, current_control_dependencies
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.own_optimizer.activations import report_unsplit
 from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation, derive
 from estimator_accum.microbatch.own_optimizer.draws import draw_by_micro_batch
@@ -98,7 +99,10 @@ class Interception:
             places = [i for i, op in enumerate(sources) if op not in of_micro_batch]
             self.is_used |= bool(places)
             is_of_batch = any(top.op in of_micro_batch for top in request.tops)
-            if not places or not is_of_batch:
+            if not places:
+                return request.plain()
+            if not is_of_batch:
+                report_unsplit(request.tops)
                 return request.plain()
             if self._graph.building_function:  # else functions would share the seeds
                 tops = [top.op for top in request.tops]

@@ -998,13 +998,45 @@ def _reshapes_of_its_size(mixes=False):
     return step, trained, (_X,)
 
 
+def _generator_of_its_size(call=lambda function, z: function(z)):
+    """Draws a generator's noise for as many examples as the batch has."""
+    kernels, network = _network(6, 1)
+    generator, make = _network(2, 6)
+    state = tf.Variable([1, 2])
+
+    def step(x):
+        z = tf.random.stateless_normal([x.shape[0], 2], state, dtype=tf.float64)
+        with tf.GradientTape(persistent=True) as tape:
+            fake = network(call(make, z))
+            loss = tf.reduce_mean(tf.nn.softplus(fake) + tf.nn.softplus(-network(x)))
+            other = -tf.reduce_mean(fake)
+        _descend(tape, other, generator)
+        _descend(tape, loss, kernels)
+        state.assign_add([0, 1])
+        return loss, other
+
+    return step, [*kernels, *generator, state], (_X,)
+
+
 @pytest.mark.parametrize("number", [3, 4])
-@pytest.mark.parametrize("make", [_values_of_its_size, _reshapes_of_its_size])
+@pytest.mark.parametrize(
+    "make", [_values_of_its_size, _reshapes_of_its_size, _generator_of_its_size]
+)
 def test_what_reads_the_size_of_the_batch_is_split_with_it(caplog, make, number):
     caplog.set_level("DEBUG", "tensorflow.estimator_accum")
     _assert_equal_to_the_unsplit(make, number)
-    (share,) = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
-    assert float(share) < 1
+    shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert max(map(float, shares)) < 1
+    assert "unsplit" not in caplog.text
+
+
+def test_a_gradient_of_random_numbers_alone_is_said_to_be_unsplit(caplog):
+    def call(function, z):
+        return tf.function(function)(z)
+
+    make = functools.partial(_generator_of_its_size, call)
+    _assert_equal_to_the_unsplit(make, 4)
+    assert "is computed unsplit: it depends on random numbers" in caplog.text
 
 
 def test_a_reshape_that_mixes_examples_is_that_of_the_batch():
