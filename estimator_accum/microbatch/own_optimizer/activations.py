@@ -4,7 +4,8 @@ import logging
 
 import tensorflow as tf
 
-from estimator_accum.graph.names import READERS_OF_VALUE, is_any_draw
+from estimator_accum.graph.functions import functions_of, graph_called
+from estimator_accum.graph.names import CALLS, READERS_OF_VALUE, is_any_draw
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.own_optimizer.head import Border, View
 from estimator_accum.rows.sizes import Size
@@ -31,18 +32,23 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     _logger.debug(SHARE, 100 * whole / max(total, 1))
     if whole <= _MUCH * total or not whole:
         return
-    origins = [origin for origin in view.analysis.origins if origin.operation in head]
-    if not origins:
-        return
-    operation, reason = origins[0]
-    _logger.warning(
-        "micro-batches: %d%% of the activations are computed on the whole batch, "
-        "so splitting saves little memory: see %s of type %s (%s)",
-        round(100 * whole / total),
-        operation.name,
-        operation.type,
-        reason,
-    )
+    causes = [
+        f"{operation.name} of type {operation.type} ({reason})"
+        for operation, reason in view.analysis.origins
+        if operation in head
+    ]
+    causes += [
+        f"{part.sliced.name}, a part of the batch that is not split, as ragged ones are"
+        for part in view.batch.parts
+        if part.sparse is None and not part.has_rows and part.sliced.op in needed
+    ]
+    if causes:
+        _logger.warning(
+            "micro-batches: %d%% of the activations are computed on the whole batch, "
+            "so splitting saves little memory: see %s",
+            round(100 * whole / total),
+            causes[0],
+        )
 
 
 def report_unsplit(losses: list[tf.Tensor]) -> None:
@@ -62,24 +68,52 @@ def report_unsplit(losses: list[tf.Tensor]) -> None:
 
 
 def _computed_from_variables(operations: set[tf.Operation]) -> set[tf.Operation]:
-    reads = {op for op in operations if op.type in READERS_OF_VALUE | {"VariableV2"}}
+    kinds = READERS_OF_VALUE | {"VariableV2"}
+    reads = {op for op in operations if op.type in kinds or _reads_within(op)}
     values = [output for operation in reads for output in operation.outputs]
     return reads | data_descendants(values, operations.__contains__)
 
 
+def _reads_within(operation: tf.Operation) -> bool:
+    """Returns whether an operation calls a function that may read variables."""
+    is_call = operation.type in CALLS
+    return is_call and any(tensor.dtype == tf.resource for tensor in operation.inputs)
+
+
 def _elements(view: View, operation: tf.Operation) -> int:
     """Returns the approximate number of an operation's results."""
+    if operation.type in CALLS:
+        return _elements_within(_called(operation))
     total = 0
     for output in operation.outputs:
         if output.dtype.is_floating and output.shape.rank is not None:
             try:
                 total += _number(view.analysis.dims(output))
             except Mixed:
-                dims = output.shape.as_list()
-                total += _number(
-                    [Size(power=1) if n is None else Size(n) for n in dims]
-                )
+                total += _number(_sizes(output))
     return total
+
+
+def _elements_within(function: tf.Graph) -> int:
+    """Returns the approximate number of results of a function's operations."""
+    total = 0
+    for operation in function.get_operations():
+        if operation.type in CALLS:
+            total += _elements_within(_called(operation))
+            continue
+        for output in operation.outputs:
+            if output.dtype.is_floating and output.shape.rank is not None:
+                total += _number(_sizes(output))
+    return total
+
+
+def _called(operation: tf.Operation) -> tf.Graph:
+    (name,) = functions_of(operation)
+    return graph_called(operation, name, list(operation.inputs), len(operation.outputs))
+
+
+def _sizes(tensor: tf.Tensor) -> list[Size]:
+    return [Size(power=1) if n is None else Size(n) for n in tensor.shape.as_list()]
 
 
 def _number(dims: list[Size]) -> int:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import (
     functions_of,
+    has_own_gradient,
     library_of_functions,
     nodes_of,
 )
@@ -151,7 +152,7 @@ class Rounds:
         if called := functions_of(operation):
             nodes += nodes_of(called, self._library)
         return not any(
-            "_gradient_op_type" in node.attr
+            has_own_gradient(node)
             or draws_from_seed(node.op)
             or (is_stateful(node.op) is not False and node.op not in _HARMLESS)
             for node in nodes

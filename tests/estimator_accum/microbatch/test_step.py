@@ -732,10 +732,49 @@ def test_a_gradient_that_was_traced_before_is_that_of_the_batch(caplog):
     np.testing.assert_allclose(kernel, before, rtol=_LIMIT)
 
 
-def test_a_warning_tells_the_share_of_layers_behind_batch_normalization(caplog):
-    step, _, arguments = _statistics()
+def _mean_of_looked_up(ids):
+    kernels = _weights(11, 5), _weights(5, 2)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            words = ids.to_tensor(shape=[None, 3])
+            loss = _of_looked_up(kernels, words)
+        return tape.gradient(loss, kernels)
+
+    return step, (ids,)
+
+
+def _behind_a_mean():
+    kernels = _weights(6, 5), _weights(5, 2)
+
+    @tf.function
+    def network(x):
+        return tf.tanh((x - tf.reduce_mean(x, 0)) @ kernels[0]) @ kernels[1]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(network(x) ** 2)
+        return tape.gradient(loss, kernels)
+
+    return step, (_X,)
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda: _statistics()[::2], r"moments/mean of type Mean"),
+        (_behind_a_mean, r"PartitionedCall \(it combines the examples\)"),
+        (
+            lambda: _mean_of_looked_up(tf.ragged.constant([[1, 2], [3], []])),
+            "a part of the batch that is not split",
+        ),
+    ],
+)
+def test_a_warning_tells_the_share_of_layers_that_are_not_split(caplog, make, cause):
+    step, arguments = make()
     microbatch_step(step, 4)(*arguments)
-    assert "% of the activations are computed on the whole batch" in caplog.text
+    said = r"\d\d% of the activations are computed on the whole batch, .*"
+    assert re.search(said + cause, caplog.text)
 
 
 def test_several_threads_may_call_a_step():

@@ -488,6 +488,7 @@ _ROWS = {
     "each example by itself": (
         lambda x, length: [
             tf.map_fn(lambda z: tf.cumsum(z) / tf.reduce_sum(z), x),
+            tf.map_fn(tf.function(tf.nn.softmax), x),
             tf.map_fn(lambda pair: tf.reduce_sum(pair[0][:pair[1]], 0), (x, length),
                       tf.float32),
             tf.map_fn(lambda z: tf.cond(
