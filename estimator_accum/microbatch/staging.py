@@ -266,12 +266,13 @@ def without_static_rows(value):
     """Returns the structure for `tf.nest` to pack: `value` for any number of rows."""
     if not isinstance(value, tf.RaggedTensor):
         return value
-    return tf.RaggedTensorSpec(
-        shape=tf.TensorShape([None]).concatenate(value.shape[1:]),
-        dtype=value.dtype,
-        ragged_rank=value.ragged_rank,
-        row_splits_dtype=value.row_splits.dtype,
-    )
+    return _ragged_spec(value, [None, *value.shape[1:]])
+
+
+def _ragged_spec(value: tf.RaggedTensor, sizes: list) -> tf.RaggedTensorSpec:
+    """Returns the type of a ragged tensor with other static sizes."""
+    splits = value.row_splits.dtype
+    return tf.RaggedTensorSpec(sizes, value.dtype, value.ragged_rank, splits)
 
 
 def _shape_of(value) -> tf.Tensor:
@@ -291,4 +292,11 @@ def _slice(value, begin: tf.Tensor, size: tf.Tensor):
         return tf.sparse.slice(value, first, tf.concat([[size], rest], 0))
     if value.shape.rank == 0:
         return value
+    if isinstance(value, tf.RaggedTensor):
+        # TensorFlow slices one of equal rows with an assertion that only the whole passes.
+        parts = tf.nest.flatten(value, expand_composites=True)
+        spec = _ragged_spec(value, [None] * value.shape.rank)
+        sliced = tf.nest.pack_sequence_as(spec, parts, True)[begin : begin + size]
+        parts = tf.nest.flatten(sliced, expand_composites=True)
+        return tf.nest.pack_sequence_as(without_static_rows(value), parts, True)
     return value[begin : begin + size]

@@ -409,7 +409,7 @@ def _joining(x):
 
 
 def test_two_gradients_of_a_loss_are_those_of_one_call():
-    """What the first has copied of the network is none of the second's head."""
+    """Copies of the network for the first are not of the second's head."""
 
     def gradients_by(calls):
         keras = importlib.import_module("keras")

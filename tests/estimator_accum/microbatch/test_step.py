@@ -765,7 +765,7 @@ def _behind_a_mean():
         (lambda: _statistics()[::2], r"moments/mean of type Mean"),
         (_behind_a_mean, r"PartitionedCall \(it combines the examples\)"),
         (
-            lambda: _mean_of_looked_up(tf.ragged.constant([[1, 2], [3], []])),
+            lambda: _mean_of_looked_up(tf.RaggedTensor.from_tensor(_IDS)),
             "a part of the batch that is not split",
         ),
     ],
