@@ -5,6 +5,7 @@ import importlib
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
+from estimator_accum.keras._optimizer import WINDOW
 
 
 class Keras2:
@@ -57,6 +58,16 @@ class Keras2:
 
     def _inner_variables(self) -> list:
         return list(self.inner_optimizer.variables)
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        """Returns the parts in checkpoints, with the window.
+
+        tf_keras keeps its first answer, which a restore may ask for before the build.
+        """
+        children = super()._trackable_children(save_type, **kwargs)
+        if self._window is None:
+            return children
+        return {**children, WINDOW: self._window}
 
     def _without_empty(self, pairs):
         """Returns the pairs that have a gradient; warns of the others, as Keras does."""

@@ -34,6 +34,7 @@ from estimator_accum.keras._window import (
 )
 from estimator_accum.rows.places import has_one_slice_a_row
 
+WINDOW = "accumulation_window"  # name in checkpoints
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -144,7 +145,7 @@ class Accumulating(Saving, DelegatingTrackable):
             check_own_copies(tf_variables)
             if self._window is None:
                 self._window = Variables(names, tf_variables)
-                track(self._inner, self._window, "accumulation_window")
+                track(self._inner, self._window, WINDOW)
             else:
                 self._window.add(names, tf_variables)
         for variable in variables:

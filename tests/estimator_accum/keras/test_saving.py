@@ -77,6 +77,28 @@ def test_training_goes_on_in_mid_window(kind, file, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_an_optimizer_that_is_restored_before_its_build_saves_its_window(tmp_path):
+    kind = Kind(*KINDS[0])
+    x, y = dense_data(16)
+
+    def restored(path):
+        model = kind.dense_model()
+        model.compile(_adam(kind), "mse", jit_compile=False)
+        if path is not None:
+            tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+        return model
+
+    path, model = None, restored(None)
+    for i in range(0, 16, 4):
+        part = restored(path)
+        for network in (part, model):
+            network.train_on_batch(x[i : i + 4], y[i : i + 4])
+        checkpoint = tf.train.Checkpoint(model=part, optimizer=part.optimizer)
+        path = checkpoint.save(str(tmp_path / "checkpoint"))
+    for expected, got in zip(_state(model), _state(part), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def _why_the_plain_optimizer_does_not_resume(kind, name, file) -> str | None:
     if kind.is_legacy and file == "model.keras":
         return "Keras 2 saves no state of optimizers.legacy in this format"
