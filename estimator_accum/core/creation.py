@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from estimator_accum.core.accumulators import Accumulator, variables_of
 from estimator_accum.core.clock import Clock
+from estimator_accum.core.gradients import dtype_of_sum
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.noise_scale import create_noise_scale
 from estimator_accum.core.options import Options
@@ -109,7 +110,8 @@ def _create_accumulators(
         if name in used_names:  # a second train op's variable
             name = f"{variable.op.name}/{options.name}/accumulator"
         used_names.add(name)
-        dtype = tf.as_dtype(options.accumulator_dtype or variable.dtype.base_dtype)
+        usual = dtype_of_sum(variable.dtype.base_dtype)
+        dtype = tf.as_dtype(options.accumulator_dtype or usual)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         accumulators.append(place.create_sum(name, variable.shape, dtype, is_sparse))
     return accumulators

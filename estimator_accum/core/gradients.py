@@ -8,6 +8,11 @@ import tensorflow as tf
 Gradient = tf.Tensor | tf.IndexedSlices
 
 
+def dtype_of_sum(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype that a sum of gradients needs: in bfloat16, 256 + 1 is 256."""
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
 def cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
     """Returns the gradient in `dtype`."""
     return map_values(lambda values: tf.cast(values, dtype), gradient)

@@ -59,7 +59,8 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
             the loss over the batch unless `loss_reduction` says otherwise.
         sparse_norm: "rows", or "slices" for the norm of tf.clip_by_global_norm.
         on_nonfinite: "raise", "skip_micro_batch" or "skip_window".
-        accumulator_dtype: Dtype of the accumulators; None keeps each variable's dtype.
+        accumulator_dtype: Dtype of the accumulators; None keeps each variable's dtype,
+            and takes float32 for float16 and bfloat16.
         noise_scale: Whether to estimate the gradient noise scale.
         update_ops: Operations that run with every micro-step; None takes the graph's
             `UPDATE_OPS`.

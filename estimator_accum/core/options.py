@@ -224,7 +224,7 @@ def _check_accumulator_dtype(dtype) -> None:
     if kind is None or not kind.is_floating:
         raise ValueError(
             "`accumulator_dtype` must be a floating-point dtype or None. "
-            f"Received: {dtype!r}. Use tf.float32 for float16 variables."
+            f"Received: {dtype!r}. Use None to sum in float32 or more."
         )
 
 

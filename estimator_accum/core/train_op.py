@@ -96,8 +96,8 @@ def make_accumulating_train_op(
             loss scaling skips the window and lowers its scale by itself. Estimator
             stops by itself if `EstimatorSpec.loss` is NaN: to continue, give it
             tf.where(tf.math.is_finite(loss), loss, 0.0).
-        accumulator_dtype: Dtype of the accumulators, e.g. tf.float32 for float16
-            variables; None keeps each variable's dtype.
+        accumulator_dtype: Dtype of the accumulators; None keeps each variable's dtype,
+            and sums the gradients of float16 and bfloat16 variables in float32.
         noise_scale: Whether to estimate the gradient noise scale (McCandlish et al.
             2018, https://arxiv.org/abs/1812.06162) for hooks to report.
         update_ops: Operations that run with every micro-step, outside the branch that

@@ -16,6 +16,7 @@ import tensorflow as tf
 import estimator_accum.keras._internals as internals
 from estimator_accum.checks.declared_loss import check_equal_weights
 from estimator_accum.core.arguments import check_weight
+from estimator_accum.core.gradients import cast
 from estimator_accum.core.options import Options
 from estimator_accum.core.trained import check_own_copies
 from estimator_accum.graph.internals import (
@@ -257,9 +258,10 @@ class Accumulating(Saving, DelegatingTrackable):
         return Options(self, steps, on_nonfinite=self.on_nonfinite)
 
     def _apply_to(self, gradients, indices):
-        variables = self._trained_variables
+        variables = [self._trained_variables[i] for i in indices]
+        pairs = zip(gradients, variables, strict=True)
         return self._apply_reduced(
-            [(g, variables[i]) for g, i in zip(gradients, indices, strict=True)]
+            [(cast(g, self._tf_variable(v).dtype), v) for g, v in pairs]
         )
 
     def _accumulate(self, grads_and_vars, weight, is_reduced: bool):

@@ -21,7 +21,7 @@ from estimator_accum.core.accumulators import (
     variables_of,
 )
 from estimator_accum.core.clock import EveryKRuns
-from estimator_accum.core.gradients import Gradient
+from estimator_accum.core.gradients import Gradient, dtype_of_sum
 from estimator_accum.core.micro_batch import MicroBatch
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.core.plan import Plan
@@ -47,9 +47,9 @@ class Variables(tf.Module):
     Creates:
         `accumulation/micro_steps` (int64 scalar), `accumulation/window_loss`,
         `accumulation/weight`, `accumulation/loss` (scalars), and for each variable
-        `<variable>/accumulator` of its shape and, unless it is a scalar,
-        `<variable>/accumulator_rows` (float32 [rows]): a checkpoint may be read before
-        it is known which gradients are sparse.
+        `<variable>/accumulator` of its shape, float32 for half precision, and, unless
+        it is a scalar, `<variable>/accumulator_rows` (float32 [rows]): a checkpoint may
+        be read before it is known which gradients are sparse.
     """
 
     def __init__(self, names: list[str], variables: list[tf.Variable]):
@@ -77,12 +77,9 @@ class Variables(tf.Module):
     def add(self, names: list[str], variables: list[tf.Variable]) -> None:
         """Creates the accumulators of more variables."""
         for name, v in zip(names, variables, strict=True):
-            path, dtype, may_be_sparse = (
-                f"{name}/accumulator",
-                v.dtype,
-                v.shape.rank > 0,
-            )
-            total = create_accumulator(path, v.shape, dtype.base_dtype, may_be_sparse)
+            path, may_be_sparse = f"{name}/accumulator", v.shape.rank > 0
+            dtype = dtype_of_sum(v.dtype.base_dtype)
+            total = create_accumulator(path, v.shape, dtype, may_be_sparse)
             self.names.append(name)
             self.accumulators.append(total)
 

@@ -24,7 +24,7 @@ def _variables():
     return {variable.op.name: variable for variable in v1.global_variables()}
 
 
-def test_float32_accumulators_keep_what_float16_ones_lose():
+def test_sums_of_half_precision_are_float32_unless_another_dtype_is_asked_for():
     """2048 + 1 is 2048 in float16."""
 
     def train(dtype):
@@ -34,17 +34,17 @@ def test_float32_accumulators_keep_what_float16_ones_lose():
             options = {"accumulator_dtype": dtype}
             train_op = make_accumulating_train_op(x * slope, sgd(), 4, **options)
             sum_dtype = _variables()["x/accumulator"].dtype.base_dtype
-            assert sum_dtype == (dtype or tf.float16)
+            assert sum_dtype == (dtype or tf.float32)
             return after_each(train_op, [{slope: n} for n in (2048, 1, 1, 2)], x)[-1]
 
-    assert train(tf.float32) == -513
-    assert train(None) == -512.5
+    assert train(None) == -513
+    assert train(tf.float16) == -512.5
 
 
 def test_large_weights_do_not_overflow_half_precision_gradients():
     x = v1.get_variable("x", initializer=tf.constant(0, tf.float16))
     loss = x * tf.constant(100, tf.float16)
-    options = {"weight": tf.constant(4096), "accumulator_dtype": tf.float32}
+    options = {"weight": tf.constant(4096)}
     train_op = make_accumulating_train_op(loss, sgd(), 2, **options)
     assert after_each(train_op, [{}, {}], x)[-1] == -100
 

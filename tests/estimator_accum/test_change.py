@@ -511,8 +511,7 @@ def test_loss_scaling_optimizers_go_inside_or_have_a_fixed_scale(
 
 def test_half_precision_is_changed_as_it_is_and_summed_in_more(fresh_graph):
     (gradient,), (variable,), loss = fed_gradients([1.0, 0.5], dtype=tf.float16)
-    options = {"accumulator_dtype": tf.float32}
-    optimizer = AccumulatingOptimizer(sgd(), 2, **options)
+    optimizer = AccumulatingOptimizer(sgd(), 2)
     ((g, v),) = optimizer.compute_gradients(loss)
     g, _ = tf.clip_by_global_norm([g], 2.5)
     train_op = optimizer.apply_gradients([(g[0] + 2 * v, v)])

@@ -16,7 +16,7 @@ from estimator_accum.core.accumulators import (
     take_rows,
     variables_of,
 )
-from estimator_accum.core.gradients import Gradient, cast
+from estimator_accum.core.gradients import Gradient, cast, dtype_of_sum
 from estimator_accum.core.slice_list import SliceList
 from estimator_accum.core.state import place_of_window
 from estimator_accum.core.trained import device_here
@@ -29,7 +29,6 @@ from estimator_accum.microbatch.own_optimizer.derivation import Derivation
 from estimator_accum.microbatch.own_optimizer.patches import source_of
 from estimator_accum.microbatch.work import Work
 
-_HALVES = (tf.float16, tf.bfloat16)
 _SUMS = "_estimator_accum_sums"  # attribute of a graph
 
 
@@ -76,8 +75,7 @@ def sum_over_batch(
     """
     direct = _keep(batch, derivation.direct)
     gradients = [
-        g if g is None or g.dtype not in _HALVES else cast(g, tf.float32)
-        for g in derivation.gradients
+        g if g is None else cast(g, dtype_of_sum(g.dtype)) for g in derivation.gradients
     ]
     totals, reads, slices = _add(batch, xs, gradients, after)
     with tf.control_dependencies(after):
@@ -168,7 +166,7 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
                 f"a static shape. Received: {source_of(x).name} of shape {shape}. Make "
                 "it with its shape."
             )
-        dtype = tf.float32 if gradient.dtype in _HALVES else gradient.dtype
+        dtype = dtype_of_sum(gradient.dtype)
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         # A variable's `op` has the same name in every replica.
         name = f"{getattr(x, 'op', source_of(x)).name}/batch_gradient"

@@ -1,4 +1,4 @@
-"""Loss scaling: the scale is adjusted once per window."""
+"""Half precision, with a loss scale that is adjusted once per window."""
 
 import numpy as np
 import pytest
@@ -82,6 +82,19 @@ def test_a_fixed_loss_scale_is_taken_out_again(kind):
         assert [s.numpy() for s in scaled] == [8.0, 24.0]
         scaled = optimizer.get_unscaled_gradients(scaled)
     assert apply_each(optimizer, variable, scaled)[-1] == -1.0
+
+
+def test_gradients_of_half_precision_are_summed_in_float32(kind):
+    """2048 + 1 is 2048 in float16, and 65,536 is infinite."""
+    variable = tf.Variable(tf.zeros([], tf.float16))
+    if kind.is_3:
+        variable = kind.keras.Variable(0.0, dtype="float16")
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 4)
+    gradients = np.array([2048, 1, 1, 2], np.float16)
+    assert apply_each(optimizer, variable, gradients)[-1] == -513
+    options = {"weight": tf.constant(4096.0)}
+    values = apply_each(optimizer, variable, gradients, **options)
+    assert values[-1] == -1026
 
 
 def test_skipping_a_micro_batch_would_hide_it_from_the_loss_scale(kind):
