@@ -353,7 +353,16 @@ class Accumulating(Saving, DelegatingTrackable):
             replica.merge_call(lambda strategy: self.build(unknown))
         if is_compiled_by_xla():
             self._check_xla(pairs)
-        gradients = {self._indices[self._key(v)]: g for g, v in pairs}
+        gradients = {}
+        for gradient, variable in pairs:
+            index = self._indices[self._key(variable)]
+            if index in gradients:  # Keras would make two updates of it
+                raise ValueError(
+                    "apply_gradients() must get each variable once, for which a window "
+                    f"has one sum. Received: {self._name_of(variable)} twice. Leave the "
+                    "second one out, also where the gradients are computed."
+                )
+            gradients[index] = gradient
         return dict(sorted(gradients.items()))
 
     def _check_not_traced(self, steps) -> None:

@@ -78,6 +78,15 @@ def test_parameter_servers_are_refused(kind, monkeypatch):
         optimizer.build([variable])
 
 
+def test_a_variable_that_stands_twice_in_the_pairs_is_refused(kind):
+    """Such as an embedding that is listed with the encoder and with the decoder."""
+    tied, other = (tf.Variable(1.0, name=name) for name in ("tied", "other"))
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    pairs = [(tf.constant(1.0), v) for v in (tied, other, tied)]
+    with pytest.raises(ValueError, match="Received: tied twice. Leave the second"):
+        optimizer.apply_gradients(pairs)
+
+
 def test_a_hyperparameter_that_is_set_reaches_the_wrapped_optimizer(kind):
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 1)
