@@ -13,7 +13,11 @@ import tensorflow as tf
 
 from estimator_accum.core.arguments import check_count
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.core.v1_optimizers import innermost, is_dynamic
+from estimator_accum.core.v1_optimizers import (
+    innermost,
+    is_dynamic,
+    overrides_minimize,
+)
 from estimator_accum.graph.branches import is_in_branch
 
 AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]
@@ -140,6 +144,12 @@ def _check_optimizer(optimizer) -> None:
         raise TypeError(
             "`optimizer` must not accumulate already. Received: "
             f"{type(innermost(optimizer)).__name__}. Pass the optimizer inside of it."
+        )
+    if overrides_minimize(optimizer):
+        raise TypeError(
+            "`optimizer` must not override minimize(), which would not be called. "
+            f"Received: {type(innermost(optimizer)).__name__}. Override "
+            "compute_gradients() or apply_gradients()."
         )
 
 

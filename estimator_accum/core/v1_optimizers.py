@@ -27,6 +27,15 @@ def changes_gradients(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     )
 
 
+def overrides_minimize(optimizer: tf.compat.v1.train.Optimizer) -> bool:
+    """Returns whether `minimize` is not TensorFlow's, which calls two other methods."""
+    usual = tf.compat.v1.train.Optimizer.minimize
+    return any(
+        getattr(one.minimize, "__func__", None) is not usual
+        for one in (optimizer, innermost(optimizer))
+    )
+
+
 def may_read_slices(optimizer: tf.compat.v1.train.Optimizer) -> bool:
     """Returns whether an update may need each slice: TensorFlow's own only sum a row's."""
     kind = type(innermost(optimizer))

@@ -31,6 +31,8 @@ _ADAPTERS = {
     internals.KERAS_2: Keras2,
     internals.KERAS_3: Keras3,
 }
+# Packages with a `minimize` that only calls compute_gradients() and apply_gradients().
+_CALL_OTHERS = ("keras", "tf_keras", "tensorflow_addons")
 
 
 def accumulate(
@@ -186,6 +188,13 @@ def _check_optimizer(optimizer, family) -> None:
             f"{type(innermost).__name__} with gradient_accumulation_steps={steps}. "
             "Leave it out there."
         )
+    for part in (optimizer, innermost):
+        method = getattr(type(part), "minimize", None)  # Keras 3 has none
+        if method is not None and method.__module__.split(".")[0] not in _CALL_OTHERS:
+            raise TypeError(
+                "`optimizer` must not override minimize(), which would not be called. "
+                f"Received: {type(part).__name__}. Override apply_gradients()."
+            )
     backend = keras.backend.backend()
     if backend != "tensorflow":
         raise TypeError(

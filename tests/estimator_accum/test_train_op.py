@@ -27,6 +27,11 @@ v1 = tf.compat.v1
 _STEPS = "gradient_accumulation_steps"
 
 
+class _Minimizing(v1.train.GradientDescentOptimizer):
+    def minimize(self, loss, *args, **kwargs):
+        return super().minimize(2 * loss, *args, **kwargs)
+
+
 def _linear_loss(initial=0.0):
     """Returns a loss with a fed gradient."""
     gradient = v1.placeholder(tf.float32, [])
@@ -300,6 +305,11 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping(weights):
             {"optimizer": type(sgd())},
             TypeError,
             "Received: <class .* Make one, such as",
+        ),
+        (
+            {"optimizer": _Minimizing(1.0)},
+            TypeError,
+            r"must not override minimize\(\).* Received: _Minimizing\. Override c",
         ),
         ({"sparse_norm": "true"}, ValueError, "must be one of 'rows' and 'slices'"),
         ({"sparse_norm": "slices", "noise_scale": True}, ValueError, "must be 'rows'"),

@@ -87,6 +87,17 @@ def test_a_variable_that_stands_twice_in_the_pairs_is_refused(kind):
         optimizer.apply_gradients(pairs)
 
 
+def test_an_optimizer_with_a_minimize_of_its_own_is_refused(kind):
+    class Minimizing(type(kind.optimizer("SGD"))):
+        def minimize(self, loss, *args, **kwargs):
+            return super().minimize(2 * loss, *args, **kwargs)
+
+    scaled = kind.keras.mixed_precision.LossScaleOptimizer
+    for optimizer in (Minimizing(1.0), scaled(Minimizing(1.0))):
+        with pytest.raises(TypeError, match=r"Received: Minimizing\. Override apply"):
+            accumulate(optimizer, 2)
+
+
 def test_a_hyperparameter_that_is_set_reaches_the_wrapped_optimizer(kind):
     variable = tf.Variable(0.0)
     optimizer = accumulate(kind.optimizer("SGD", 1.0), 1)
