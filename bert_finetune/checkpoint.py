@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.modeling import encode
+from estimator_accum.programs.folder import fault_of_checkpoints
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -174,6 +175,8 @@ def _trainable_shapes() -> dict[str, tuple[int, ...]]:
 
 def _open(path: str):
     """Returns a reader of the checkpoint."""
+    if fault := fault_of_checkpoints(path):
+        raise ValueError(f"A checkpoint {fault}")
     try:
         has_index = tf.io.gfile.exists(f"{path}.index")
         has_data = has_index and tf.io.gfile.glob(f"{path}.data-*")

@@ -7,6 +7,7 @@ tensor in the folder must be used.
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ from bert_finetune.hf_tokenizer_json import (
 )
 from bert_finetune.tokenization import MAX_WORD_CHARACTERS
 from estimator_accum.compat import prefer_keras_2
-from estimator_accum.programs.folder import fault_of_place
+from estimator_accum.programs.folder import fault_of_checkpoints, fault_of_place
 from estimator_accum.programs.program import quiet_import
 
 _CONSTANTS = (".position_ids", ".token_type_ids")  # in some files; not weights
@@ -111,7 +112,8 @@ def import_checkpoint(
         TypeError, ValueError: If a file is missing or does not fit, the model is another
             one, or `output_dir` is not empty. The message is for the user.
     """
-    if fault := fault_of_place(output_dir):
+    absolute = os.path.abspath(output_dir)
+    if fault := fault_of_place(output_dir) or fault_of_checkpoints(absolute):
         raise ValueError(f"`--output_dir` {fault}")
     source, destination = pathlib.Path(input_dir), pathlib.Path(output_dir).resolve()
     _check_empty(destination)

@@ -48,7 +48,8 @@ def check_output_dir(
         files: Names that must not be folders.
         folders: Names that must not be files.
     """
-    if fault := fault_of_place(output_dir):
+    absolute = os.path.abspath(output_dir)  # which Estimator uses
+    if fault := fault_of_place(output_dir) or fault_of_checkpoints(absolute):
         raise ValueError(f"`--output_dir` {fault}")
     folder = pathlib.Path(output_dir)
     place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
@@ -69,6 +70,17 @@ def fault_of_place(path: str | os.PathLike) -> str | None:
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/|~", path):
         return None
     return f"must be {PLACE}. Received: {path}. {OTHER_PLACE}"
+
+
+def fault_of_checkpoints(path: str | os.PathLike) -> str | None:
+    """Returns a sentence about a path at which TensorFlow finds no checkpoint, or others."""
+    path = os.fspath(path)
+    if not re.search(r"[\[*?\\]", path):
+        return None
+    return (
+        "must have no [, *, ? or \\ in its path, which TensorFlow takes for a pattern of "
+        f"names. Received: {path}. Rename that folder, or use another one."
+    )
 
 
 def _unfit(folder: str | os.PathLike, fault: str) -> str:

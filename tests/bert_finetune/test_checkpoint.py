@@ -102,6 +102,14 @@ def test_a_checkpoint_of_another_model_is_refused(
         check_checkpoint(path, config, num_labels=3)
 
 
+def test_a_checkpoint_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path):
+    path = str(tmp_path / "bert[1]" / "model.ckpt")
+    with pytest.raises(
+        ValueError, match=r"^A checkpoint must have no \[.*bert\[1\]/mod"
+    ):
+        check_checkpoint(path, _CONFIG)
+
+
 def test_a_checkpoint_of_far_fewer_layers_is_refused_without_building_them(
     tmp_path, monkeypatch
 ):

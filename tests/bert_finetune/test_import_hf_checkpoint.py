@@ -167,6 +167,8 @@ def test_output_folder_is_one_of_this_machine(tmp_path, kind, monkeypatch):
     source = write_folder(tmp_path / "theirs")
     with pytest.raises(ValueError, match="of this machine, .* Received: gs:/"):
         import_checkpoint(source, kind("gs://bucket/bert"))
+    with pytest.raises(ValueError, match="takes for a pattern of names. Received: "):
+        import_checkpoint(source, kind("bert[1]"))
     assert [*tmp_path.iterdir()] == [source]
 
 

@@ -156,3 +156,13 @@ def test_output_of_another_place_is_refused(path, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must be a path of this machine"):
         folder.check_output_dir(path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run*", "run?", "run\\1"])
+def test_a_folder_that_tensorflow_takes_for_a_pattern_is_refused(
+    name, tmp_path, monkeypatch
+):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match=r"must have no \[, \*, \? or \\ in its path"):
+        folder.check_output_dir("output")
