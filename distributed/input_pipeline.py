@@ -1,16 +1,16 @@
 """Input pipeline: from all examples to each worker's micro-batches.
 
-All workers know the order of all examples, an endless stream: epoch after epoch, each
+All tasks know the order of all examples, an endless stream: epoch after epoch, each
 in file order or in an order of its own. Update u takes the places from
-`u * effective_batch_size` on, divided among its micro-steps and the workers: what a
-worker reads depends only on the number of updates done.
+`u * effective_batch_size` on, divided among its micro-steps and the replicas: what a
+task reads depends only on the number of updates done.
 
 Shapes: B = examples of a micro-batch.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -54,18 +54,18 @@ def train_input_fn(
     examples: Examples,
     batches: Batches,
     *,
-    rank: int,
+    replicas: Iterable[int],
     shuffle: bool,
     seed: int,
     first_update: int = 0,
     stride: int = 1,
 ) -> InputFn:
-    """Returns the input_fn for training: one worker's endless micro-batches.
+    """Returns the input_fn for training: one task's endless micro-batches.
 
     Args:
         examples: All training examples, the same for each worker.
         batches: Division of each update's examples.
-        rank: Rank of this worker.
+        replicas: Numbers of this task's replicas, which take turns in each micro-step.
         shuffle: Whether each epoch has an order of its own instead of the files' order.
         seed: Random seed of those orders.
         first_update: Number of the first update to read.
@@ -76,12 +76,13 @@ def train_input_fn(
         for update in itertools.count(first_update, stride):
             begin = update * batches.effective_batch_size
             for micro_step in range(batches.gradient_accumulation_steps):
-                first, behind = batches.share(micro_step, rank)
-                numbers = places(
-                    begin + first, begin + behind, len(examples.labels), shuffle, seed
-                )
-                features = {"image": examples.images[numbers], "number": numbers}
-                yield features, examples.labels[numbers]
+                for replica in replicas:
+                    first, behind = (
+                        begin + place for place in batches.share(micro_step, replica)
+                    )
+                    numbers = places(first, behind, len(examples.labels), shuffle, seed)
+                    features = {"image": examples.images[numbers], "number": numbers}
+                    yield features, examples.labels[numbers]
 
     return lambda: _dataset(micro_batches, examples)
 

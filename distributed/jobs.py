@@ -26,7 +26,11 @@ from estimator_accum.programs.lock import locked
 from estimator_accum.programs.progress import read_progress
 from estimator_accum.programs.report import end_of_run
 from estimator_accum.programs.saving import without_scratch
-from estimator_accum.programs.strategies import make_strategy
+from estimator_accum.programs.strategies import (
+    count_replicas,
+    local_replicas,
+    make_strategy,
+)
 from estimator_accum.programs.watchdog import EvaluationHook, Watchdog
 
 _EVAL_BATCH_SIZE = 500
@@ -40,7 +44,7 @@ def prepare(inputs: Inputs) -> Job:
     Raises:
         ValueError: If an input does not fit; the message is one sentence.
     """
-    job = make_job(inputs, 1 if inputs.cluster.servers else inputs.cluster.num_workers)
+    job = make_job(inputs, count_replicas(inputs.settings.strategy, inputs.cluster))
     check_folder(job)
     return job
 
@@ -85,11 +89,7 @@ def train(job: Job, watchdog: Watchdog) -> bool:
         return False
     updates_left = settings.train_updates - progress.update
     first_update, stride = job.cluster.turn(progress.update)
-    enter(job.cluster)  # Estimator and strategy read TF_CONFIG, not an argument
-    strategy = None
-    if not job.cluster.is_alone:
-        strategy = make_strategy(settings.strategy, job.cluster)
-    estimator = _make_estimator(job, strategy)
+    estimator = _make_estimator(job, make_strategy(settings.strategy, job.cluster))
     evaluation_hooks = [EvaluationHook(watchdog), _evaluation_bar(job)]
     if job.cluster.is_evaluator:
         evaluation_hooks.append(SameRunHook(job))
@@ -101,7 +101,7 @@ def train(job: Job, watchdog: Watchdog) -> bool:
                 input_pipeline.train_input_fn(
                     job.train,
                     batches,
-                    rank=0 if job.cluster.servers else job.cluster.rank,
+                    replicas=local_replicas(settings.strategy, job.cluster),
                     shuffle=settings.shuffle,
                     seed=settings.seed,
                     first_update=first_update,
@@ -163,7 +163,7 @@ def traffic_text(batches: Batches) -> str | None:
     if steps == 1 or replicas == 1:
         return None
     return (
-        f"K = {steps}: {replicas} workers sent their gradients once per update, not "
+        f"K = {steps}: {replicas} replicas sent their gradients once per update, not "
         f"{steps} times."
     )
 

@@ -80,7 +80,8 @@ def _logged(loss: tf.Tensor, numbers: tf.Tensor, config) -> tf.Tensor:
     """Returns the loss, after logging a line with the micro-step and its examples.
 
     The line is written before anything is accumulated. A micro-step that is repeated
-    after a restart has several lines, the last of which counts.
+    after a restart has several lines, the last of which counts (one for each replica of
+    the task).
 
     Args:
         loss: Loss of the micro-batch, a scalar.

@@ -146,7 +146,9 @@ def test_workers_read_everything_once_also_after_a_restart(workers, steps, shuff
 
     def read(rank, first_update, updates):
         options = {"shuffle": shuffle, "seed": 5, "first_update": first_update}
-        dataset = input_pipeline.train_input_fn(examples, batches, rank=rank, **options)
+        dataset = input_pipeline.train_input_fn(
+            examples, batches, replicas=[rank], **options
+        )
         return _labels(dataset, updates * steps)
 
     whole = [read(rank, 0, 5) for rank in range(workers)]
@@ -158,8 +160,15 @@ def test_workers_read_everything_once_also_after_a_restart(workers, steps, shuff
         assert read(rank, 3, 2) == whole[rank][3 * steps :]
 
 
+def test_replicas_of_one_task_take_turns_in_each_micro_step():
+    dataset = input_pipeline.train_input_fn(
+        _numbered(23), Batches(8, 2, 4), replicas=range(2, 4), shuffle=False, seed=0
+    )
+    assert _labels(dataset, 6) == [[2], [3], [6], [7], [10], [11]]
+
+
 def test_workers_that_take_turns_read_every_second_update():
-    options = {"rank": 0, "shuffle": False, "seed": 0}
+    options = {"replicas": [0], "shuffle": False, "seed": 0}
     for first in range(2):
         dataset = input_pipeline.train_input_fn(
             _numbered(23), Batches(4, 2, 1), first_update=first, stride=2, **options

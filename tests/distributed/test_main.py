@@ -9,6 +9,9 @@ import tensorflow as tf
 from distributed import jobs
 from distributed.jobs import traffic_text
 from estimator_accum.programs.batches import Batches
+from estimator_accum.programs.cluster import Cluster
+from estimator_accum.programs.inputs import Inputs
+from estimator_accum.programs.strategies import count_replicas
 from estimator_accum.programs.watchdog import LostTaskError
 from tests.helpers.models import short_run
 from tests.helpers.processes import running
@@ -86,7 +89,7 @@ def test_task_alone_learns_goes_on_and_exports(
 @pytest.mark.parametrize(
     ("steps", "replicas", "text"),
     [
-        (8, 2, "K = 8: 2 workers sent their gradients once per update, not 8 times."),
+        (8, 2, "K = 8: 2 replicas sent their gradients once per update, not 8 times."),
         (8, 1, None),
         (1, 2, None),
     ],
@@ -95,6 +98,15 @@ def test_the_table_of_a_cluster_ends_with_the_reductions_that_k_saved(
     steps, replicas, text
 ):
     assert traffic_text(Batches(160, steps, replicas)) == text
+
+
+@pytest.mark.once
+def test_a_task_has_a_replica_on_each_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind] * 2)
+    settings = short_run.short_settings(tmp_path)
+    cluster = Cluster(workers=("a:1", "b:1"), task_type="worker")
+    job = jobs.prepare(Inputs(settings, cluster, None, None, "checksum"))
+    assert job.batches.num_replicas == count_replicas("multi_worker", cluster) == 4
 
 
 @pytest.mark.once
