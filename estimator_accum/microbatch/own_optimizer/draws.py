@@ -20,6 +20,7 @@ from estimator_accum.microbatch.repeatable import (
     takes_state,
     with_place,
 )
+from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.sizes import has_examples
 
 _BY_SHAPE = {*SHAPED_DRAWS, *DRAWS_OF_PARAMETERS}  # their first input
@@ -44,17 +45,21 @@ def draw_by_micro_batch(batch: WholeBatch, operations: Iterable[tf.Operation]) -
         if operation.type in _BY_SHAPE and operation.type.startswith("Stateless")
         if operation.graph is batch.begin.graph and context_of(operation) is None
     ]
-    if not draws:
-        return
-    view = View(batch, [draw.outputs[0] for draw in draws])
+    of_examples, analysis, seeds_before = of_batch(batch), Analysis(()), {}
     with tf.control_dependencies(None):
         for draw in draws:
-            size = view.analysis.value(draw.inputs[0])
             seeds = [tensor for tensor in draw.inputs[1:3] if tensor.dtype.is_integer]
-            is_new = any(map(view.analysis.is_new_in_each_run, seeds))
-            of_examples = any(tensor.op in view.of_batch for tensor in seeds)
-            if size is not None and has_examples(size) and not (is_new or of_examples):
+            is_new = any(map(analysis.is_new_in_each_run, seeds))
+            if not is_new and not any(tensor.op in of_examples for tensor in seeds):
+                seeds_before[draw] = seeds
                 _draw_from(draw, batch.begin)
+    # With all seeds: a layer's sizes are known if the numbers before it are of examples.
+    view = View(batch, [draw.outputs[0] for draw in seeds_before])
+    for draw, seeds in seeds_before.items():
+        size = view.analysis.value(draw.inputs[0])
+        if size is None or not has_examples(size):
+            for i, seed in enumerate(seeds):
+                set_input(draw, i + 1, seed)
 
 
 def _take_states_once(batch: WholeBatch, operations: Iterable[tf.Operation]) -> None:

@@ -1188,3 +1188,14 @@ def test_stochastic_depth_is_split(keras, caplog):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
     assert shares and max(map(float, shares)) < 2
+
+
+def test_layers_behind_random_numbers_are_split(keras, caplog):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    dropouts = [keras.layers.Dropout(0.5) for _ in range(3)]
+    layers = [layer for d in dropouts for layer in (d, keras.layers.Dense(5))]
+    zoom = keras.layers.RandomZoom(0.1), keras.layers.Flatten()
+    model = _built(keras, *zoom, *layers, inputs=keras.Input((2, 2, 1)))
+    _trained(microbatch(model, 3), _batch(2, 2, 1), _batch(5))
+    shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert shares and max(map(float, shares)) < 1
