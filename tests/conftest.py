@@ -76,14 +76,16 @@ def pytest_collection_modifyitems(config, items):
 def _mark_rows(items) -> None:
     """Marks `once` all but every third row of a table, or every sixth of a long one.
 
-    The others show that the library reads the newest TensorFlow's graphs. Tables of the
-    core stay whole, and those of the folders `_WHOLE`, but for the files `_OF_GRAPHS`.
+    The others show that the library reads the newest TensorFlow's graphs. The tests of a
+    file that have no rows are a table, too. Tables of the core stay whole, and those of
+    the folders `_WHOLE`, but for the files `_OF_GRAPHS`.
     """
     tables = collections.defaultdict(list)
     for item in items:
-        marked = any(map(item.get_closest_marker, ("once", "core")))
-        if hasattr(item, "callspec") and not marked:
-            tables[item.nodeid.partition("[")[0]].append(item)
+        if not any(map(item.get_closest_marker, ("once", "core"))):
+            has_rows = hasattr(item, "callspec")
+            table = item.nodeid.partition("[")[0] if has_rows else item.path
+            tables[table].append(item)
     for rows in tables.values():
         parts = {*rows[0].path.parts}
         if _WHOLE & parts and not _OF_GRAPHS & parts:

@@ -147,13 +147,13 @@ def test_ci_runs_all_though_one_fails_and_passes_its_code_through(run):
 
 
 class _Row:
-    """A row of a test's table, as pytest's hook sees it."""
+    """A row of a test's table, or a test without rows, as pytest's hook sees it."""
 
-    callspec = "a row"
-
-    def __init__(self, room: str, number: int):
+    def __init__(self, room: str, number: int, has_rows: bool):
         self.path = pathlib.Path(f"tests/estimator_accum/{room}/test_a.py")
-        self.nodeid = f"{self.path}::test_of_{room}[{number}]"
+        self.nodeid = f"{self.path}::test_{number}"
+        if has_rows:
+            self.nodeid, self.callspec = f"{self.path}::test[{number}]", "a row"
         self.marks = []
 
     def get_closest_marker(self, name: str):
@@ -163,11 +163,12 @@ class _Row:
         self.marks.append(name)
 
 
+@pytest.mark.parametrize("has_rows", [True, False])
 @pytest.mark.parametrize(
     ("room", "rows", "chosen"),
     [("hooks", 5, [0, 3]), ("hooks", 24, [0, 6, 12, 18]), ("rows", 5, [*range(5)])],
 )
-def test_the_second_python_runs_some_rows_of_a_table(room, rows, chosen):
-    items = [_Row(room, number) for number in range(rows)]
+def test_the_second_python_runs_some_rows_of_a_table(room, rows, chosen, has_rows):
+    items = [_Row(room, number, has_rows) for number in range(rows)]
     conftest.pytest_collection_modifyitems(mock.Mock(getoption=lambda _: False), items)
     assert [number for number, row in enumerate(items) if not row.marks] == chosen
