@@ -31,6 +31,7 @@ from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_sav
 from estimator_accum.hooks._summary import TrainingSummary, Update
 from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch.executors import Feeding
+from estimator_accum.microbatch.histograms import sum_of_histograms
 from estimator_accum.microbatch.outside import Needs, Outside
 from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.runner import BatchRunner, names_of
@@ -156,7 +157,12 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         for rows, parts in zip(needs.rows, fetched, strict=True):
             for i, (tensor, axis) in enumerate(rows if parts else ()):
                 parts_of = [values[i] for values in parts]
-                joined[tensor.name] = np.concatenate(parts_of, axis)
+                is_rows = axis is not None
+                joined[tensor.name] = (
+                    np.concatenate(parts_of, axis)
+                    if is_rows
+                    else sum_of_histograms(parts_of)
+                )
         self._warn_of_rows(needs, joined)
         try:
             values = session.run(needs.values, feeds | joined)

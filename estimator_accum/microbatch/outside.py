@@ -40,13 +40,13 @@ class Needs(NamedTuple):
         taken: Those of the input pipeline, and reads of variables before the update.
         values: Those of micro-batches, whose values for the batch are wanted.
         rows: For each replica, tensors from whose rows `values` are computed, and the
-            axis of these.
+            axis of these; None of histograms of rows, which are added up.
         fed: Those that are fed anyway.
     """
 
     taken: list[tf.Tensor]
     values: list[tf.Tensor]
-    rows: list[list[tuple[tf.Tensor, int]]]
+    rows: list[list[tuple[tf.Tensor, int | None]]]
     fed: list[tf.Tensor]
 
 
@@ -80,7 +80,7 @@ class Outside:
         feeds: Tensors that are fed anyway.
         find_rows: Function of a replica's batch, tensors of its micro-batch, and tensors
             that belong to no example. Returns rows from which the former are computed
-            for the whole batch, and the axis of each.
+            for the whole batch, and the axis of each, as in `Needs.rows`.
     """
 
     def __init__(
@@ -266,7 +266,9 @@ class Outside:
             (values if is_of_batch else taken).append(tensor)
         return Needs(taken, values, self._rows(values, taken), fed)
 
-    def _rows(self, values: list, taken: list) -> list[list[tuple[tf.Tensor, int]]]:
+    def _rows(
+        self, values: list, taken: list
+    ) -> list[list[tuple[tf.Tensor, int | None]]]:
         """Returns `Needs.rows`."""
         if not values:
             return [[] for _ in self._replicas]

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.internals import is_in_while_loop
+from estimator_accum.graph.internals import context_of, is_in_while_loop
 from estimator_accum.graph.names import (
     CONTROL_FLOW_V1,
     LOOK_UPS,
@@ -137,17 +137,27 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
 
 def find_rows(
     batch: WholeBatch, targets: list[tf.Tensor], mixed: list[tf.Tensor]
-) -> list[tuple[tf.Tensor, int]]:
-    """Returns rows from which tensors are computed for the whole batch, and their axes.
+) -> list[tuple[tf.Tensor, int | None]]:
+    """Returns tensors from whose values in micro-batches others are computed.
 
     Args:
         batch: The batch.
-        targets: The tensors.
-        mixed: Others that belong to no example.
+        targets: The others, for the whole batch.
+        mixed: Tensors that belong to no example.
+
+    Returns:
+        Pairs (rows, their axis), and (summary of a histogram of rows, None).
     """
     view = View(batch, targets, {tensor.ref(): MIXED for tensor in mixed})
-    frontier = Border(view, targets).frontier
-    return [(tensor, view.state(tensor).axis) for tensor in frontier]
+    histograms = {
+        operation.outputs[0].ref(): None
+        for operation in Border(view, targets).operations
+        if operation.type == "HistogramSummary"
+        if view.is_frontier(operation.inputs[1]) and context_of(operation) is None
+    }
+    frontier = Border(view, targets, values=histograms).frontier
+    rows = [(tensor, view.state(tensor).axis) for tensor in frontier]
+    return rows + [(summary.deref(), None) for summary in histograms]
 
 
 class Border:

@@ -15,6 +15,7 @@ from estimator_accum import (
     make_accumulating_train_op,
     whole_batch_loss,
 )
+from estimator_accum.microbatch.histograms import sum_of_histograms
 from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models.interception import cut
 
@@ -487,23 +488,52 @@ def test_a_hook_that_traces_runs_is_told_that_it_sees_the_update_alone(
 
 
 @pytest.mark.parametrize(("width", "is_named"), [(2, False), (64, True)])
-def test_a_histogram_of_more_numbers_than_the_batch_has_is_named(
+def test_a_fetched_tensor_of_more_numbers_than_the_batch_has_is_named(
     width, is_named, caplog
 ):
-    def histogram(spec, features, labels):
+    def with_fetched(spec, features, labels):
         table = tf.ones([2, width])
         hidden = tf.matmul(spec.predictions["scores"], table, name="hidden")
         of_labels = tf.reduce_max(labels, name="of_labels")
-        _fetch(v1.summary.histogram("of_hidden", hidden), of_labels)
+        v1.summary.histogram("histogram", tf.identity(hidden))  # is added up
+        _fetch(
+            v1.summary.merge_all(), tf.reduce_max(hidden, name="of_hidden"), of_labels
+        )
         return spec
 
     def model_fn(features, labels, mode):
-        return histogram(_inner("own")(features, labels, mode), features, labels)
+        return with_fetched(_inner("own")(features, labels, mode), features, labels)
 
     _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
     messages = [r.getMessage() for r in caplog.records if "all rows" in r.getMessage()]
     assert len(messages) == is_named
     assert not messages or "for of_hidden:0, hidden:0 of shape [16," in messages[0]
+
+
+def test_histograms_of_parts_add_up_to_that_of_all():
+    numbers = np.random.default_rng(0)
+    batches = [
+        numbers.lognormal(0, 20, 30),
+        numbers.integers(-3, 4, 30) * 1.0,
+        np.maximum(numbers.normal(size=30), 0),
+        np.zeros(30),
+    ]
+    with tf.Graph().as_default(), v1.Session() as session:
+        values = v1.placeholder(tf.float64, [None])
+        summary = v1.summary.histogram("of_values", values)
+        for batch in batches:
+            ours, theirs = (
+                v1.Summary.FromString(sum_of_histograms(parts)).value[0].histo
+                for parts in (
+                    [session.run(summary, {values: x}) for x in np.split(batch, cuts)]
+                    for cuts in ([1, 1, 20], [])
+                )
+            )
+            assert (ours.min, ours.max, ours.num) == (theirs.min, theirs.max, 30)
+            assert ours.bucket_limit == theirs.bucket_limit
+            assert ours.bucket == theirs.bucket
+            for name in ("sum", "sum_squares"):
+                np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name))
 
 
 def test_a_value_that_runs_out_of_memory_is_named():
@@ -535,4 +565,4 @@ def test_summaries_collect_rows_when_they_are_due_alone(monkeypatch, tmp_path):
 
     monkeypatch.setattr(BatchRunner, "run", record)
     _train_constant(hooks_of, _with_tensors("own", 4))
-    assert [len(rows) for rows in collected] == [1, 0, 1]
+    assert collected == [["of_scores:0"], [], ["of_scores:0"]]  # no rows of scores
