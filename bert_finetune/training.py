@@ -5,6 +5,7 @@ and each evaluation has its own session, and memory holds one of them at a time;
 part resumes from the checkpoint of the one before.
 """
 
+import functools
 import gc
 import logging
 from dataclasses import dataclass
@@ -201,7 +202,11 @@ def _train_in_parts(
 
 def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) -> None:
     """Trains with the other tasks; a task that waits for a lost one ends itself."""
-    watchdog = Watchdog(run.settings.watchdog_secs, run.cluster.name)
+    watchdog = Watchdog(
+        run.settings.watchdog_secs,
+        run.cluster.name,
+        find_reason=functools.partial(job.find_reason, run),
+    )
     watchdog.start()
     left = run.windows.num_micro_steps(progress.update, progress.micro_step)
     with without_scratch(run.settings.output_dir, run.cluster):

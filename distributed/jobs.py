@@ -18,6 +18,7 @@ from estimator_accum.programs.job import (
     SameRunHook,
     begin,
     check_folder,
+    find_reason,
     make_estimator,
     make_job,
     make_train_spec,
@@ -62,6 +63,7 @@ def execute(job: Job) -> str | None:
         settings.watchdog_secs,
         cluster.name,
         watched=metrics_file if cluster.is_evaluator else None,
+        find_reason=functools.partial(find_reason, job),
     )
     if not cluster.is_alone:
         watchdog.start()

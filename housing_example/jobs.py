@@ -5,7 +5,6 @@ import functools
 import logging
 import math
 import pathlib
-import socket
 import time
 
 import numpy as np
@@ -20,10 +19,10 @@ from estimator_accum.programs.job import (
     Job,
     begin,
     check_folder,
+    find_reason,
     make_estimator,
     make_job,
     make_train_spec,
-    not_shared,
 )
 from estimator_accum.programs.plots import Columns, read_metrics, save
 from estimator_accum.programs.saving import without_scratch
@@ -45,7 +44,7 @@ _EVAL_BATCH_SIZE = 512
 _PLOT = "housing.png"
 _RESULTS = "results.txt"
 _WITH, _WITHOUT = "with_accumulation", "without_accumulation"
-_SECS_BETWEEN_LOOKS, _SECS_TO_CONNECT = 0.2, 10
+_SECS_BETWEEN_LOOKS = 0.2
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -75,7 +74,7 @@ def execute(job: Job) -> str | None:
     watchdog = Watchdog(
         job.settings.watchdog_secs,
         job.cluster.name,
-        find_reason=functools.partial(_find_reason, job),
+        find_reason=functools.partial(find_reason, job),
     )
     if not job.cluster.is_alone:
         watchdog.start()
@@ -126,20 +125,6 @@ def _wait_for_the_chief(job: Job) -> None:
     """Waits for the files that the chief writes; the watchdog limits the wait."""
     while not (pathlib.Path(job.settings.output_dir) / SETTINGS_FILE).exists():
         time.sleep(_SECS_BETWEEN_LOOKS)
-
-
-def _find_reason(job: Job) -> str | None:
-    """Returns a sentence if the chief trains, and has not written to this folder.
-
-    A chief that has not started yet is no reason: all tasks may start again.
-    """
-    host, _, port = job.cluster.with_chief().chief.rpartition(":")
-    try:  # the chief writes its files before it listens
-        socket.create_connection((host.strip("[]"), port), _SECS_TO_CONNECT).close()
-    except OSError:
-        return None
-    folder = pathlib.Path(job.settings.output_dir)
-    return None if (folder / SETTINGS_FILE).exists() else not_shared(folder)
 
 
 def train_and_test(

@@ -3,6 +3,7 @@
 import logging
 import os
 import pathlib
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from estimator_accum import microbatch_model_fn
 from estimator_accum.programs.batches import Batches
 from estimator_accum.programs.cluster import Cluster
 from estimator_accum.programs.folder import (
+    SETTINGS_FILE,
     OtherRunError,
     check_same,
     settings_in,
@@ -30,6 +32,7 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 
 _CLUSTER, _FIRST_STEP = "cluster", "global_step"  # keys in `run_settings.json`
 _REFUSAL = ".run.refusal"  # of a task that the chief waits for in vain
+_SECS_TO_CONNECT = 10
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,21 @@ def make_train_spec(
     return tf.estimator.TrainSpec(input_fn, max_steps, hooks)
 
 
-def not_shared(output_dir: str | os.PathLike) -> str:
+def find_reason(job: Job) -> str | None:
+    """Returns a sentence if the chief trains, and has not written to this folder.
+
+    A chief that has not started yet is no reason: all tasks may start again.
+    """
+    host, _, port = job.cluster.with_chief().chief.rpartition(":")
+    try:  # the chief writes its files before it listens
+        socket.create_connection((host.strip("[]"), port), _SECS_TO_CONNECT).close()
+    except OSError:
+        return None
+    folder = pathlib.Path(job.settings.output_dir)
+    return None if (folder / SETTINGS_FILE).exists() else _not_shared(folder)
+
+
+def _not_shared(output_dir: str | os.PathLike) -> str:
     """Returns the sentence about a folder in which the chief has written nothing."""
     return (
         "All tasks of a cluster must share `--output_dir`. Received: "
@@ -261,7 +278,7 @@ class SameRunHook(tf.compat.v1.train.SessionRunHook):
             # that this folder has from before, if the chief has another folder.
             reason = "The chief has finished that run, or writes to another folder. "
             self._check_same({}, reason)
-            raise OtherRunError(not_shared(folder))
+            raise OtherRunError(_not_shared(folder))
         first = self._steps[_FIRST_STEP]
         if chief[_FIRST_STEP] != first:
             raise LostTaskError(

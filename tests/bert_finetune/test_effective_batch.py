@@ -217,7 +217,8 @@ def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypat
     monkeypatch.setattr(tf.estimator, "train_and_evaluate", calls.train)
     training.train(jobs.prepare(inputs.read(changed, cluster)))
     watchdog, start, (_, (_, spec, _), _), stop = calls.mock_calls
-    assert watchdog == mock.call.Watchdog(10**6, "worker 0")
+    assert watchdog == mock.call.Watchdog(10**6, "worker 0", find_reason=mock.ANY)
+    assert watchdog.kwargs["find_reason"]() is None  # nobody listens
     assert (start, stop) == (mock.call.Watchdog().start(), mock.call.Watchdog().stop())
     assert spec.max_steps == 13
     (hook,) = (hook for hook in spec.hooks if isinstance(hook, ProgressHook))

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum.programs.cluster import Cluster, enter
-from estimator_accum.programs.folder import SETTINGS_FILE
 from estimator_accum.programs.watchdog import ProgressHook
 from housing_example import demo_data, input_pipeline, inputs, jobs
 from housing_example.table import csv_text
@@ -122,6 +120,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
     class NotedWatchdog(jobs.Watchdog):
         def start(self):
             calls.append(("start", self._deadline_secs, self._task))
+            assert self._find_reason() is None  # nobody listens
 
         def stop(self):
             calls.append("stop")
@@ -161,27 +160,6 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
         assert "TF_CONFIG" not in os.environ  # other tasks may have ended
     else:
         assert told is None
-
-
-@pytest.mark.once
-def test_a_folder_that_is_not_shared_ends_the_wait_for_a_chief_that_trains(
-    csv, settings_in, tmp_path
-):
-    settings = dataclasses.replace(
-        settings_in(tmp_path), train_csv=str(csv), strategy="multi_worker"
-    )
-    with socket.create_server(("localhost", 0)) as chief:
-        address = f"localhost:{chief.getsockname()[1]}"
-        cluster = Cluster(address, ("b:1",), task_type="worker")
-        job = jobs.make_job(inputs.read(settings, cluster), 2)
-        sentence = (
-            f"must share `--output_dir`. Received: {tmp_path}, in which the chief"
-        )
-        assert sentence in jobs._find_reason(job)
-        job.write_settings()
-        assert jobs._find_reason(job) is None
-    (tmp_path / SETTINGS_FILE).unlink()
-    assert jobs._find_reason(job) is None  # the chief has not started yet
 
 
 @pytest.mark.parametrize(

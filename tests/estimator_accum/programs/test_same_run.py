@@ -1,10 +1,13 @@
 """Tasks of a cluster train one run: a task compares itself with the chief's settings."""
 
+import socket
+
 import pytest
 
+from distributed import jobs
 from distributed.main import PROGRAM as IMAGES
 from estimator_accum.programs.cluster import Cluster
-from estimator_accum.programs.folder import OtherRunError
+from estimator_accum.programs.folder import SETTINGS_FILE, OtherRunError
 from estimator_accum.programs.inputs import Inputs
 from estimator_accum.programs.job import Job, SameRunHook, make_job, make_train_spec
 from estimator_accum.programs.progress import Progress
@@ -82,6 +85,26 @@ def test_a_folder_in_which_the_chief_has_written_nothing_is_not_shared(tmp_path)
         ):
             hook.after_create_session(None, None)
         _job(tmp_path / "worker", Cluster()).write_settings()  # of a run alone
+
+
+def test_a_folder_that_is_not_shared_ends_the_wait_for_a_chief_that_trains(
+    tmp_path, monkeypatch
+):
+    """A worker without the checkpoint gets no session, and so never compares itself."""
+    reasons = []
+    monkeypatch.setattr(
+        jobs, "train", lambda job, watchdog: reasons.append(watchdog._find_reason())
+    )
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+        job = _job(tmp_path, Cluster(address, ("b:1",), task_type="worker"))
+        jobs.execute(job)
+        job.write_settings()
+        jobs.execute(job)
+    (tmp_path / SETTINGS_FILE).unlink()
+    jobs.execute(job)  # the chief has not started yet
+    assert f"must share `--output_dir`. Received: {tmp_path}, in which" in reasons[0]
+    assert reasons[1:] == [None, None]
 
 
 def test_a_task_beside_a_shorter_finished_run_is_refused_for_both_reasons(tmp_path):
