@@ -30,6 +30,7 @@ from collections.abc import Sequence
 
 import tqdm
 
+from estimator_accum.programs import groups
 from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.command_line import (
     OneSentenceParser,
@@ -187,7 +188,7 @@ class _Task:
 
     def __init__(self, name: str, command: Sequence[str], tf_config: dict):
         self.name, self.is_server = name, tf_config["task"]["type"] == "ps"
-        self._rest = b""
+        self._rest, self._is_passed_on = b"", False
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "TF_CONFIG": json.dumps(tf_config)},
@@ -217,11 +218,31 @@ class _Task:
             _say(line.decode(errors="replace").rstrip(), self.name)
         return True if content else None
 
+    @property
+    def code(self) -> int | None:
+        """Exit code, -N after signal N; None while the process runs.
+
+        The process remains a zombie until `kill`, so that its group keeps its number.
+        """
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        end = os.waitid(os.P_PID, self.process.pid, options)
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def has_ended(self) -> bool:
+        """Returns whether all processes of a task that got SIGTERM have ended."""
+        if self.code is None:
+            return False
+        if not self._is_passed_on:
+            self._is_passed_on = True
+            groups.send_signal(self.process.pid, signal.SIGTERM)
+        return not groups.is_running(self.process.pid)
+
     def kill(self) -> None:
-        """Kills the process if it still runs, and prints its remaining output."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        """Kills the processes that still run, and prints their remaining output."""
+        groups.send_signal(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         while self.show_output():
             pass
         self.process.stdout.close()
@@ -347,7 +368,7 @@ def _watch(tasks: list[_Task], launch: Launch, progress: _Progress) -> int:
             if not selector.get_map():
                 time.sleep(_SECS_BETWEEN_LOOKS)
             progress.look()
-            codes = [task.process.poll() for task in tasks]
+            codes = [task.code for task in tasks]
             lost = [task for task, code in zip(tasks, codes, strict=True) if code]
             if lost:
                 return _code_of(lost)
@@ -366,8 +387,8 @@ def _let_end(tasks: list[_Task], secs: float) -> None:
     until = time.monotonic() + secs
     others = [task for task in tasks if not task.is_server]  # save by the servers
     for task in others:
-        task.process.terminate()
-    while time.monotonic() < until and None in [t.process.poll() for t in others]:
+        os.kill(task.process.pid, signal.SIGTERM)
+    while time.monotonic() < until and [t for t in others if not t.has_ended()]:
         for task in tasks:
             task.show_output()
         time.sleep(_SECS_BETWEEN_LOOKS)
@@ -378,12 +399,12 @@ def _code_of(lost: list[_Task]) -> int:
     for task in lost:
         while task.show_output():
             pass
-        code = task.process.returncode
+        code = task.code
         how = f"exit code {code}"
         if code < 0:
             how = signal.Signals(-code).name
         _say(f"{task.name} ended with {how}")
-    codes = {task.process.returncode for task in lost}
+    codes = {task.code for task in lost}
     return _EXIT_DOES_NOT_FIT if _EXIT_DOES_NOT_FIT in codes else _EXIT_GAVE_UP
 
 

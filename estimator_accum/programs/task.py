@@ -16,8 +16,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
+from estimator_accum.programs import groups
 from estimator_accum.programs.cluster import EXIT_AGAIN, Cluster
 from estimator_accum.programs.command_line import (
     OneSentenceParser,
@@ -26,6 +28,7 @@ from estimator_accum.programs.command_line import (
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_SECS_BETWEEN_LOOKS = 0.2
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
@@ -91,7 +94,10 @@ def tf_config(addresses: str, workers: int, environment: Mapping[str, str]) -> s
 
 
 def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Runs a command to its end; returns its exit code, 128 + N after signal N."""
+    """Runs a command to its end; returns its exit code, 128 + N after signal N.
+
+    After a signal, the end is that of all processes of its group.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until a process can get them
     process = subprocess.Popen(
         command,
@@ -100,13 +106,23 @@ def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> i
         # The mask would be inherited. Safe: this process has no threads.
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS),  # noqa: PLW1509
     )
-    before = {
-        number: signal.signal(number, lambda which, _: process.send_signal(which))
-        for number in _SIGNALS
-    }
+    received = []
+
+    def forward(number: int, frame) -> None:
+        received.append(number)
+        if process.returncode is None:
+            process.send_signal(number)
+        else:
+            groups.send_signal(process.pid, number)
+
+    before = {number: signal.signal(number, forward) for number in _SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         code = process.wait()
+        if received:
+            groups.send_signal(process.pid, received[-1])
+            while groups.is_running(process.pid):
+                time.sleep(_SECS_BETWEEN_LOOKS)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -62,14 +62,15 @@ def _starts(folder: pathlib.Path) -> list[tuple[str, int, dict]]:
     return [json.loads(line) for line in lines]
 
 
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _nothing_runs(folder: pathlib.Path) -> bool:
-    for _, pid, _ in _starts(folder):
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                return False
-        except psutil.NoSuchProcess:
-            continue
-    return True
+    return all(_has_ended(pid) for _, pid, _ in _starts(folder))
 
 
 @pytest.fixture
@@ -244,6 +245,32 @@ signal.signal(signal.SIGTERM, end)
     assert done.returncode == code and f"stopped by {number.name}" in done.stdout
     for task in ("chief", "worker"):
         assert (output_dir / f"saved-{task}").exists()
+
+
+def test_a_script_around_a_task_is_no_hindrance_to_its_last_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "_libc", None)  # this process has threads
+    saves = f"""trap 'echo once >> {tmp_path}/saved; exit' TERM; touch {tmp_path}/ready
+        for _ in {{1..3000}}; do sleep 0.01; done"""
+    script = ["bash", "-c", 'bash -c "$0"; echo', saves]
+    task = launcher._Task("chief 0", script, {"task": {"type": "chief"}})
+    try:
+        running.wait_until((tmp_path / "ready").exists)
+        launcher._let_end([task], running.DEADLINE_SECS)
+        assert (tmp_path / "saved").read_text() == "once\n"
+    finally:
+        task.kill()
+
+
+def test_what_a_lost_task_leaves_is_ended(launch, output_dir):
+    body = """
+child = os.fork()
+if child == 0: signal.alarm(9999); wait_for("what never comes")
+write("child", str(child))
+sys.exit(1)
+"""
+    assert launch(body, "--workers=1", "--max_restarts=0")[0] == 1
+    child = int((output_dir / "child").read_text())
+    running.wait_until(lambda: _has_ended(child))
 
 
 def test_launcher_ignores_signals_that_it_was_started_to_ignore(launch):

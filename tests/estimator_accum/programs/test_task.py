@@ -51,9 +51,12 @@ def test_the_exit_code_is_the_command_s(monkeypatch):
         assert task.main([*flags, "bash", "-c", code]) == expected
 
 
-def test_a_signal_lets_the_command_save():
-    saves = "trap 'echo saved; exit 143' TERM; echo ready; while :; do sleep 0.01; done"
-    command = [sys.executable, "-m", "estimator_accum", "task", "bash", "-c", saves]
+@pytest.mark.parametrize("wrapper", [[], ["bash", "-c", '"$0" "$@"; echo lost']])
+def test_a_signal_lets_the_command_save(wrapper):
+    saves = "trap 'echo saved; exit 143' TERM; echo ready; "
+    saves += "for _ in {1..3000}; do sleep 0.01; done"
+    command = [sys.executable, "-m", "estimator_accum", "task", *wrapper]
+    command += ["bash", "-c", saves]
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     options = {"stdout": subprocess.PIPE, "text": True, "env": environment}
     with subprocess.Popen(command, **options) as done:
