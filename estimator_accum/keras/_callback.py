@@ -17,7 +17,8 @@ class AccumulationCallback:
         partial_window: "keep" leaves a partial window open: the next epoch, `fit` or
             process that loads the model continues it. "apply" applies it when `fit`
             ends, and "apply_every_epoch" at the end of each epoch, before validation;
-            both divide it by its own weight.
+            both divide it by its own weight. If another callback has put other weights
+            into the model before, such as the best ones, it is left out.
 
     Adds to the logs of `fit` (History, CSVLogger, TensorBoard, the progress bar):
         `updates`, the number of optimizer updates, after each epoch (Keras 3: after
@@ -47,7 +48,7 @@ class AccumulationCallback:
             )
         self.partial_window = partial_window
         self.model, self.params = None, {}
-        self._is_training = False
+        self._is_training = self._is_last_epoch = False
         self._first_update = 0
 
     def __getattr__(self, name):
@@ -103,9 +104,28 @@ class AccumulationCallback:
         # In both cases: a `fit` that fails leaves what it has set.
         self._optimizer.partial_window = "apply" if is_applied else "keep"
 
+    def on_epoch_begin(self, epoch, logs=None) -> None:
+        """Notes whether `fit` ends with this epoch."""
+        del logs
+        self._is_last_epoch = epoch + 1 == self.params.get("epochs")
+
+    def on_train_batch_begin(self, batch, logs=None) -> None:
+        """Forgets the weights of an earlier epoch's end."""
+        del batch, logs
+        if self.params.get("steps") is not None:  # else it may have no data
+            self._optimizer.forget_weights()
+
     def on_train_batch_end(self, batch, logs=None) -> None:
-        """Adds to the values that the progress bar shows."""
-        del batch
+        """Adds to the values that the progress bar shows; ends the epoch if it is known.
+
+        Later events may come too late: other callbacks change the weights there.
+        """
+        steps = self.params.get("steps")
+        is_last = self.model.stop_training or (steps is not None and batch + 1 >= steps)
+        if self.partial_window != "keep" and (is_last or steps is None):
+            self._optimizer.note_weights()
+        if is_last:
+            self._apply_if_due()
         self._add_to(logs, is_epoch=False)
 
     def on_test_begin(self, logs=None) -> None:
@@ -125,13 +145,17 @@ class AccumulationCallback:
         del logs
         self._is_training = False
         if self.partial_window == "apply":
-            self._optimizer.apply_partial_window()
+            self._optimizer.apply_or_discard()
             self._optimizer.partial_window = "keep"
 
     def _end_epoch(self) -> None:
         self._optimizer.warn_of_short_batches()
-        if self.partial_window == "apply_every_epoch":
-            self._optimizer.apply_partial_window()
+        self._apply_if_due()
+
+    def _apply_if_due(self) -> None:
+        is_last = self.partial_window == "apply" and self._is_last_epoch
+        if is_last or self.partial_window == "apply_every_epoch":
+            self._optimizer.apply_or_discard()
 
     def _add_to(self, logs, is_epoch: bool) -> None:
         optimizer = self._optimizer

@@ -11,6 +11,7 @@ accumulation can be read.
 import logging
 import threading
 
+import numpy as np
 import tensorflow as tf
 
 import estimator_accum.keras._internals as internals
@@ -31,6 +32,7 @@ from estimator_accum.keras._saving import Saving
 from estimator_accum.keras._window import (
     Variables,
     close_partial_window,
+    discard,
     run_micro_step,
 )
 from estimator_accum.rows.places import has_one_slice_a_row
@@ -65,6 +67,7 @@ class Accumulating(Saving, DelegatingTrackable):
             _losses={},
             _clock=None,
             _strategy=None,
+            _noted_weights=[],
             _closing={},  # functions that apply a partial window
             _traced_steps=None,
             _has_warned=False,
@@ -174,7 +177,7 @@ class Accumulating(Saving, DelegatingTrackable):
     def finalize_variable_values(self, var_list) -> None:
         """Applies a partial window if asked to, then delegates to the wrapped one."""
         if self.partial_window == "apply":
-            self.apply_partial_window()
+            self.apply_or_discard()
         self.warn_of_short_batches()
         self._inner.finalize_variable_values(var_list)
 
@@ -227,6 +230,37 @@ class Accumulating(Saving, DelegatingTrackable):
             self._closing[kind] = tf.function(lambda: close_partial_window(*args))
         self._strategy.run(self._closing[kind])
         return True
+
+    def note_weights(self) -> None:
+        """Notes the weights after the last step of the open window."""
+        self.forget_weights()
+        if self._window is None or not int(self._window.micro_steps.numpy()):
+            return
+        # A table with sparse gradients would be copied, and changes with the others.
+        indices, sparse = self._window.trained or (), self._window.sparse
+        indices = [i for i in indices if i not in sparse] or indices
+        variables = (self._tf_variable(self._trained_variables[i]) for i in indices)
+        self._noted_weights.extend((v, tf.convert_to_tensor(v)) for v in variables)
+
+    def forget_weights(self) -> None:
+        """Forgets noted weights, which the next update would have to copy."""
+        self._noted_weights.clear()
+
+    def apply_or_discard(self) -> None:
+        """Applies the open window, or leaves it out if the model has other weights."""
+        if all(
+            np.array_equal(variable.numpy(), noted.numpy(), equal_nan=True)
+            for variable, noted in self._noted_weights
+        ):
+            self.apply_partial_window()
+        else:
+            _logger.warning(
+                "accumulate: a partial window was left out, because a callback has put "
+                "other weights into the model than those of its gradients. List "
+                "AccumulationCallback before a callback that swaps weights."
+            )
+            discard(self._window)
+        self.forget_weights()
 
     @property
     def window_loss(self):

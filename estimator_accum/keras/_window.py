@@ -179,6 +179,14 @@ def close_partial_window(
     return _close_if_done(variables, plan, nothing, nothing, apply, unknown)
 
 
+def discard(variables: Variables) -> None:
+    """Empties the open window, in eager execution."""
+    for i in variables.sparse:  # the next window overwrites dense sums
+        for variable in variables_of([variables.accumulators[i]]):
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+    variables.micro_steps.assign(0)
+
+
 def _open(variables: Variables, options: Options) -> Plan:
     """Returns the open window; it has touched rows for sparse gradients only."""
     accumulators = [

@@ -546,7 +546,7 @@ def test_an_epoch_without_validation_ends_its_window_too(kind):
 
 @pytest.mark.parametrize(
     ("choice", "updates"),
-    [("keep", [1, 2, 3]), ("apply", [1, 2, 3]), ("apply_every_epoch", [2, 4, 6])],
+    [("keep", [1, 2, 3]), ("apply", [1, 2, 4]), ("apply_every_epoch", [2, 4, 6])],
 )
 def test_callback_decides_what_becomes_of_a_partial_window(kind, choice, updates):
     model = kind.dense_model("float64")
@@ -612,6 +612,43 @@ def test_applying_a_partial_window_comes_before_the_averages(kind):
     callbacks = [AccumulationCallback("apply")]
     fit(ours, optimizer, (x, y), 8, callbacks=callbacks)
     assert difference(big, ours) < 1e-12
+
+
+def test_a_partial_window_leaves_the_best_weights_as_they_are(kind):
+    """Keras 2 puts them into the model before it ends training."""
+    options = {"restore_best_weights": True, "mode": "max", "patience": 1}
+    best = kind.keras.callbacks.EarlyStopping("loss", **options)
+    model, callbacks = kind.sparse_model(), [best, AccumulationCallback("apply")]
+    optimizer = accumulate(kind.optimizer("SGD", 0.05), 4)
+    fit(model, optimizer, sparse_data(24), 8, 9, callbacks=callbacks)
+    pairs = zip(model.get_weights(), best.best_weights, strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
+    is_left = [
+        np.any(v.numpy())
+        for v in optimizer._window.saved
+        if "micro_steps" in v.name or "accumulator_rows" in v.name
+    ]
+    assert not any(is_left)
+
+
+@pytest.mark.parametrize("choice", ["apply", "apply_every_epoch"])
+def test_a_partial_window_is_applied_before_averages_are_swapped_in(kind, choice):
+    if not hasattr(kind.keras.callbacks, "SwapEMAWeights"):
+        pytest.skip("SwapEMAWeights is a callback of Keras 3")
+    x, y = dense_data(40, "float64")
+    is_every = choice == "apply_every_epoch"
+    options = {"validation_data": (x, y)} if is_every else {}
+    models = []
+    for steps, batch in ((None, 16), (2, 8)):
+        models.append(kind.dense_model("float64"))
+        optimizer = kind.optimizer("SGD", 0.1, use_ema=True, ema_momentum=0.5)
+        callbacks = [kind.keras.callbacks.SwapEMAWeights(not is_every)]
+        if steps:
+            optimizer = accumulate(optimizer, steps)
+            callbacks.append(AccumulationCallback(choice))
+        options["callbacks"] = callbacks
+        fit(models[-1], optimizer, (x, y), batch, 1 + is_every, **options)
+    assert difference(*models) < 1e-12
 
 
 def test_averages_are_swapped_in_under_a_loss_scale_too(kind):
