@@ -9,12 +9,11 @@ mounted as a folder does not.
 import contextlib
 import datetime
 import errno
+import fcntl
 import os
 import pathlib
 import socket
 from collections.abc import Iterator
-
-import filelock
 
 from estimator_accum.programs.folder import write_text
 
@@ -48,11 +47,13 @@ def locked(
         yield
         return
     folder = pathlib.Path(output_dir)
-    lock, holder = filelock.FileLock(folder / _LOCK), folder / _HOLDER
+    holder = folder / _HOLDER
     try:
-        lock.acquire(blocking=waits)
-    except filelock.Timeout as error:
-        runs = holder.read_text() if holder.exists() else "another process runs"
+        descriptor = _lock(folder / _LOCK, waits)
+    except BlockingIOError as error:
+        runs = "another process runs"
+        if holder.exists():
+            runs = holder.read_text(encoding="utf-8", errors="replace")
         raise LockedFolderError(
             f"A folder must be of one run at a time. Received: {folder}, in which "
             f"{runs}. Wait until it ends, or use another folder."
@@ -76,4 +77,15 @@ def locked(
         yield
     finally:
         holder.unlink(missing_ok=True)
-        lock.release()
+        os.close(descriptor)
+
+
+def _lock(path: pathlib.Path, waits: bool) -> int:
+    """Locks a file; returns the descriptor that holds the lock until it is closed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

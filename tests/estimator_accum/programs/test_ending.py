@@ -141,6 +141,7 @@ def test_a_cluster_is_started_again_when_its_folder_is_locked(
     ("number", "remedy"),
     [
         (errno.ENOLCK, "that supports locks."),
+        (errno.ENOSYS, "that supports locks."),
         (errno.ENOTSUP, "that supports locks."),
         (errno.EROFS, "that you may write to."),
     ],

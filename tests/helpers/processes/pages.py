@@ -30,7 +30,7 @@ from tests.helpers.processes import running
 
 _LONGEST_MESSAGE = 1 << 17  # bytes
 _MADE_UP = {"tensorflow_estimator": "2.15.0", "numpy": "1.26"} | dict.fromkeys(
-    ("absl_py", "filelock", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
+    ("absl_py", "tqdm", "wrapt", "matplotlib", "pandas"), "9"
 )
 _MADE_UP |= dict.fromkeys(
     ("huggingface_hub", "pooch", "safetensors", "tokenizers"), "9"
