@@ -402,10 +402,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                 self._data.warn_of_unknown()
         for window in self._windows:
             window.close()
-        if self._is_stopped or (self._signals is not None and self._signals.is_asked):
-            self._end_for_signal(session)
-        elif self._signals is not None:
-            self._signals.close()
+        if self._is_stopped or self._signals is not None:
+            self._end_signals(session)
 
     def _count_unreported(self, session) -> None:
         """Logs updates that no report shows; the summary's last line counts them."""
@@ -422,6 +420,19 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
                     self._summary.note_last(
                         int(session.run(reported.window.update_step))
                     )
+
+    def _end_signals(self, session) -> None:
+        """Ends training if there was a signal, also one before a later hook's save."""
+        if self._is_stopped or self._signals.is_asked:
+            self._end_for_signal(session)
+        elif self._is_saved_later(session):
+            self._watch.after_next_save = lambda: self._end_signals(session)
+        else:
+            self._signals.close()
+
+    def _is_saved_later(self, session) -> bool:
+        is_saved = self._watch.has_saved_at(self._last_step(session))
+        return self._watch.has_saved and not is_saved
 
     def _end_for_signal(self, session) -> None:
         """Logs the saved position and ends training, after the save."""
@@ -440,10 +451,10 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             _logger.warning("saved at %s; the same command resumes.", place)
             self._signals.stop()
 
-        if self._watch.has_saved_at(self._last_step(session)):
-            finish()
-        else:  # a later hook saves, or its error ends training
+        if self._is_saved_later(session):  # or the error of that hook ends training
             self._watch.after_next_save = finish
+        else:
+            finish()
 
     def _last_step(self, session) -> int:
         """Returns global_step after this task's last micro-step."""

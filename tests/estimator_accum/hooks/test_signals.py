@@ -161,6 +161,27 @@ def test_nothing_is_called_saved_before_it_is(tmp_path, caplog):
     assert "saved at" not in caplog.text
 
 
+def test_a_signal_before_the_last_save_of_a_later_hook_waits_for_it(
+    undisturbed, tmp_path
+):
+    class Late(v1.train.CheckpointSaverHook):
+        def end(self, session):
+            running.signal_training(signal.SIGTERM)
+            super().end(session)
+
+    def too_early(*_):
+        raise InterruptedError
+
+    signal.signal(signal.SIGTERM, too_early)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            _train(tmp_path, behind=[Late(str(tmp_path), save_steps=100)])
+        assert signal.getsignal(signal.SIGTERM) == too_early
+    finally:
+        signal.signal(signal.SIGTERM, _UNWATCHED)
+    np.testing.assert_array_equal(_values(tmp_path)["w"], undisturbed[0]["w"])
+
+
 def test_training_in_another_thread_ends_the_main_one(undisturbed, tmp_path):
     watch_signals()
     assert signal.getsignal(signal.SIGTERM) != _UNWATCHED
