@@ -103,7 +103,8 @@ def write_demo_data(folder: pathlib.Path, train: int = 4096, dev: int = 500) -> 
         rows = (
             f"demo\t{label}\t{'' if label else '*'}\t{text}\n" for label, text in part
         )
-        (folder / f"{name}.tsv").write_text("".join(rows))
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in VOCABULARY))
+        (folder / f"{name}.tsv").write_text("".join(rows), encoding="utf-8")
+    vocabulary = "".join(f"{token}\n" for token in VOCABULARY)
+    (folder / "vocab.txt").write_text(vocabulary, encoding="utf-8")
     config = json.dumps(dataclasses.asdict(CONFIG), indent=2)
-    (folder / "bert_config.json").write_text(f"{config}\n")
+    (folder / "bert_config.json").write_text(f"{config}\n", encoding="utf-8")

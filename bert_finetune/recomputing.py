@@ -120,7 +120,7 @@ def _container_limits() -> Iterator[int]:
 
 def _lines(path: pathlib.Path) -> list[str]:
     try:
-        return path.read_text().split("\n")
+        return path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
 

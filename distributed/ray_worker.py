@@ -99,7 +99,8 @@ def _evaluated(output_dir: pathlib.Path, checkpoint: str | None) -> dict[str, fl
     path = output_dir / EVAL_RESULTS
     if not path.exists():
         return {}
-    pairs = (line.split(" = ") for line in path.read_text().splitlines())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(" = ") for line in lines)
     values = {name: float(value) for name, value in pairs}
     if checkpoint is not None:
         step = read_values(checkpoint, ["global_step"]).get("global_step")

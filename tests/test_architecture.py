@@ -171,6 +171,21 @@ def test_variables_are_named_by_nouns():
         assert not names & vague, f"{path.relative_to(_REPOSITORY)}: {names & vague}"
 
 
+def test_texts_are_read_and_written_in_a_named_encoding():
+    """By default it is the machine's."""
+    unnamed = [
+        f"{path.name}:{node.lineno}"
+        for room in ("estimator_accum", *_PROGRAMS)
+        for path in (_REPOSITORY / room).rglob("*.py")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("read_text", "write_text")
+        and "encoding" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert not unnamed
+
+
 def test_no_table_of_operations_is_there_twice():
     places = {}
     for path in _MODULES:

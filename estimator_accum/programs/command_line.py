@@ -13,7 +13,11 @@ from collections.abc import Callable, Sequence
 from estimator_accum import __version__
 from estimator_accum.programs.folder import fault_of_place
 from estimator_accum.programs.numerals import parse_integer, parse_number
-from estimator_accum.programs.program import discard_stdout, show
+from estimator_accum.programs.program import (
+    discard_stdout,
+    escape_what_stdout_lacks,
+    show,
+)
 from estimator_accum.programs.sentences import missing_package, path_sentence
 
 # argparse's messages, in this project's form.
@@ -162,6 +166,7 @@ def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -
         the reader of stdout has left.
     """
     speaker = speaker or os.path.basename(sys.argv[0])
+    escape_what_stdout_lacks()
     try:
         code = action() or 0
         sys.stdout.flush()

@@ -245,7 +245,8 @@ def last_update(output_dir: str | os.PathLike) -> int:
 def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:
     """Returns the update that ended at a micro-step; None if the metrics lack it."""
     try:
-        text = (pathlib.Path(output_dir) / METRICS).read_text(errors="replace")
+        path = pathlib.Path(output_dir) / METRICS
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
     names, *lines = [line.split(",") for line in text.splitlines()] or [[]]

@@ -14,7 +14,7 @@ def is_running(group: int) -> bool:
     """Returns whether a process of the group runs; zombies do not."""
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
-            text = path.read_text(errors="replace")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:  # it has ended
             continue
         state, _, its_group, *_ = text.rpartition(")")[2].split()

@@ -43,6 +43,7 @@ from estimator_accum.programs.folder import (
     last_update,
     update_at,
 )
+from estimator_accum.programs.program import escape_what_stdout_lacks
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECS_BETWEEN_LOOKS = 0.2
@@ -150,6 +151,7 @@ def _folder_of(command: Sequence[str]) -> pathlib.Path | None:
 
 def run(launch: Launch) -> int:
     """Keeps the cluster running until its tasks have ended; returns the exit code."""
+    escape_what_stdout_lacks()  # of any task's lines
     before = _handle_signals(_stop)
     try:
         return _keep_running(launch)
@@ -321,7 +323,7 @@ def _last_checkpoint(output_dir: pathlib.Path | None) -> str | None:
     if output_dir is None:
         return None
     try:
-        text = (output_dir / "checkpoint").read_text(errors="replace")
+        text = (output_dir / "checkpoint").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):  # the tasks report the second one
         return None
     match = re.search(r'^model_checkpoint_path: ".*?([^/"]+)"', text, re.MULTILINE)

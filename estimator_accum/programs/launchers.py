@@ -66,7 +66,7 @@ def read_sagemaker(environment: Environment) -> Cluster | None:
     hosts = _parsed(environment.get("SM_HOSTS", ""))
     this_host = environment.get("SM_CURRENT_HOST")
     if hosts is None and _SAGEMAKER_FILE.exists():
-        config = _parsed(_SAGEMAKER_FILE.read_text())
+        config = _parsed(_SAGEMAKER_FILE.read_text(encoding="utf-8", errors="replace"))
         if isinstance(config, dict):
             hosts, this_host = config.get("hosts"), config.get("current_host")
     if not isinstance(hosts, list) or this_host not in hosts:

@@ -77,6 +77,7 @@ class Program:
         Exit codes are those of `ending.ended_in_words`, 2 for what is refused, and 130 for
         Ctrl-C before the jobs.
         """
+        escape_what_stdout_lacks()
         values = self.flags()
         if asks_for_help(argv):
             show(
@@ -242,6 +243,16 @@ def show(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         discard_stdout()
+
+
+def escape_what_stdout_lacks() -> None:
+    """Lets the standard output escape characters that its encoding lacks.
+
+    The standard error does so by itself.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        with contextlib.suppress(OSError):  # no position: a pipe in a file's place
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard_stdout() -> None:

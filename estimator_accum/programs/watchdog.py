@@ -82,7 +82,8 @@ class Watchdog:
                 return
             self._look_at_file()
             if self.refusal is not None and self.refusal.exists():
-                _logger.error("%s", self.refusal.read_text())
+                refusal = self.refusal.read_text(encoding="utf-8", errors="replace")
+                _logger.error("%s", refusal)
                 os._exit(_EXIT_REFUSED)
             if time.monotonic() - self._last_beat > self._deadline_secs:
                 self._give_up()

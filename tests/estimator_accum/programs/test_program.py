@@ -1,5 +1,6 @@
 """A program's standard streams; its error messages."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 from absl import flags
 
-from estimator_accum.programs import program
+from estimator_accum.programs import command_line, launch, program
 from estimator_accum.programs.folder import make_run_folder
 from estimator_accum.programs.sentences import path_sentence, sentence
 from housing_example.main import PROGRAM as HOUSING
@@ -71,6 +72,22 @@ def test_a_path_that_the_system_refuses_is_named(tmp_path):
         "xxx': File name too long. Correct it, or name another one."
     )
     assert path_sentence(OSError("A sentence of our own.")) is None
+
+
+@pytest.mark.parametrize("entrance", ["script", "program", "launcher"])
+def test_a_character_that_the_output_lacks_is_escaped(entrance, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    if entrance == "script":
+        command_line.exit_code_of(lambda: None)
+    elif entrance == "program":
+        HOUSING.run(["", "--version"])
+    else:
+        monkeypatch.setattr(launch, "_keep_running", lambda launched: 0)
+        launch.run(launch.Launch([], 1))
+    stdout.seek(0)
+    print("5 €", file=stdout, flush=True)
+    assert stdout.buffer.getvalue().startswith(b"5 \\u20ac\n")
 
 
 def test_a_reader_that_leaves_is_no_error():
