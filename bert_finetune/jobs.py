@@ -218,6 +218,7 @@ def execute(run: Run) -> str | None:
         The results, to be printed; None for the other tasks.
     """
     settings = run.settings
+    enter(run.cluster)  # which removes a TF_CONFIG that lists only this task
     has_trained = False
     if settings.do_train:
         has_trained = training.train(run, _evaluations(run))

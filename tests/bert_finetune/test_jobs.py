@@ -1,7 +1,9 @@
 """Whole runs on a tiny BERT: train, evaluate, predict, export, resume."""
 
 import dataclasses
+import json
 import logging
+import os
 import pathlib
 import shutil
 import signal
@@ -213,6 +215,21 @@ def test_a_run_that_evaluates_ends_with_the_same_weights_and_uses_the_best(
     other = run(settings, do_predict=True, **other)
     name = "test_results.tsv"
     assert (other / name).read_text() == (folder / name).read_text()
+
+
+def test_a_run_that_evaluates_may_have_a_tf_config_of_its_own(settings, monkeypatch):
+    task = {"type": "worker", "index": 0}
+    config = {"cluster": {"worker": ["a:1"]}, "task": task}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+    def train(run, evaluations):
+        assert "TF_CONFIG" not in os.environ
+        raise InterruptedError
+
+    monkeypatch.setattr(training, "train", train)
+    settings = dataclasses.replace(settings, do_train=True, eval_every_updates=2)
+    with pytest.raises(InterruptedError):
+        jobs.execute(jobs.prepare(inputs.read(settings)))
 
 
 def _write_mnli(folder: pathlib.Path) -> None:
