@@ -1,5 +1,6 @@
 """Table of a run's results, with the paths of its files."""
 
+import contextlib
 import csv
 import logging
 import os
@@ -68,8 +69,9 @@ def bytes_of(folder: pathlib.Path) -> int:
     sizes = {}
     for parent, _, names in os.walk(folder):
         for name in names:
-            status = os.lstat(os.path.join(parent, name))
-            sizes[status.st_dev, status.st_ino] = status.st_size
+            with contextlib.suppress(OSError):  # another task may have removed it
+                status = os.lstat(os.path.join(parent, name))
+                sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())
 
 

@@ -77,6 +77,13 @@ def test_file_with_two_links_counts_once(tmp_path):
     assert end.bytes_of(tmp_path) == 12
 
 
+def test_a_file_that_vanishes_while_it_is_counted_does_not_count(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"x" * 7)
+    folder = [(str(tmp_path), [], ["file", "gone"])]
+    monkeypatch.setattr(os, "walk", lambda path: folder)
+    assert end.bytes_of(tmp_path) == 7
+
+
 def test_peak_memory_is_that_of_this_process():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     rows = [line.split() for line in lines]
