@@ -6,6 +6,7 @@ batch, which `microbatch_step` runs: all that a model does in a step is split th
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.step import Step
 
 _AUTO = "auto"
+_logger = logging.getLogger("tensorflow.estimator_accum")
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
 
 
@@ -93,6 +95,7 @@ class _Functions:
     def __init__(self, model, make_step: Callable, is_3: bool):
         self.model, self.make_step, self.is_3 = model, make_step, is_3
         self._last = None  # the function that ran last, which has sums of the model
+        self._is_told = False  # that XLA compiles none
 
     def begin(self, function: "_Function") -> None:
         """Frees the memory of the other functions before one runs."""
@@ -105,12 +108,28 @@ class _Functions:
         model, attribute = self.model, name.removeprefix("make_")
         if getattr(model, attribute) is None or force:
             _check_strategy(model.distribute_strategy)
-            _check_compiler(not self.is_3 and model.jit_compile)
+            self._check_compiler()
             with internals.one_eager_step(model):
                 getattr(type(model), name)(model, True)
             function = getattr(model, attribute)
             setattr(model, attribute, _Function(self, function, attribute))
         return getattr(model, attribute)
+
+    def _check_compiler(self) -> None:
+        """Raises ValueError if XLA compiles the model; says so if Keras 3 decides it."""
+        if not self.model.jit_compile or self._is_told:
+            return
+        if not self.is_3:
+            raise ValueError(
+                "A model of Keras 2 that splits its batches must not be compiled by XLA. "
+                "Received: jit_compile=True. Leave it out."
+            )
+        self._is_told = True
+        # No warning: by default, Keras 3 compiles any model.
+        _logger.info(
+            "micro-batches: XLA does not compile a step in micro-batches, so "
+            "`jit_compile` of the model is left out"
+        )
 
 
 class _Function:
@@ -186,14 +205,6 @@ def _check_strategy(strategy: tf.distribute.Strategy) -> None:
         "Batches must be split on one replica, or on those of a MirroredStrategy. "
         f"Received: {received}. {remedy}."
     )
-
-
-def _check_compiler(is_compiled: bool) -> None:
-    if is_compiled:
-        raise ValueError(
-            "A model of Keras 2 that splits its batches must not be compiled by XLA. "
-            "Received: jit_compile=True. Leave it out."
-        )
 
 
 def _check_model(model):

@@ -899,10 +899,12 @@ def test_batch_normalization_that_is_frozen_is_cut(keras):
     assert not np.array_equal(model.layers[-1].get_weights()[0], kernel)
 
 
-def test_xla_compiles_no_step_in_micro_batches(keras):
+def test_xla_compiles_no_step_in_micro_batches(keras, caplog):
+    caplog.set_level(logging.INFO, "tensorflow.estimator_accum")
     model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
     if hasattr(keras, "ops"):
         _trained(model, _batch(5), _batch(1), jit_compile=True)
+        assert caplog.text.count("XLA does not compile a step in micro-batches") == 1
         return
     with pytest.raises(ValueError, match="XLA. Received: jit_compile=True. Leave"):
         _trained(model, _batch(5), _batch(1), jit_compile=True)
