@@ -39,7 +39,6 @@ from tests.helpers.models.toy_models import (
 )
 from tests.helpers.models.toy_models import train as train_session
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 K, UPDATES, BATCH = 3, 6, 6
 

@@ -9,7 +9,6 @@ from tests.helpers.oracles import exactness
 from tests.helpers.tables import rows
 
 v1 = tf.compat.v1
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
 
 # test_golden_graphs.py compares the graphs of these, node by node; the other rows run all
 # lines and branches of the library that these do.

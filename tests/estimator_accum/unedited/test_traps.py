@@ -1,6 +1,6 @@
 """Model_fns that a cut batch once trained with other weights, without a word.
 
-Batches of 16 examples and of one, cut in 4 and in 1. A trap is a function of the batch
+Batches of 16 examples and of one, cut in 4. A trap is a function of the batch
 that returns the loss, and perhaps the gradient that is applied.
 """
 
@@ -11,7 +11,6 @@ import tensorflow as tf
 from tests.helpers.models.interception import build
 from tests.helpers.oracles.exactness import assert_exact
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
 v1 = tf.compat.v1
 _numbers = np.random.default_rng(0)
 _BATCHES = [
@@ -342,7 +341,7 @@ def _input_fn():
 
 @pytest.mark.parametrize("name", _TRAPS)
 def test_a_cut_batch_trains_as_the_batch_at_once(name):
-    assert_exact(_model_fn(_TRAPS[name]), _input_fn, (4, 1), updates=len(_BATCHES))
+    assert_exact(_model_fn(_TRAPS[name]), _input_fn, 4, updates=len(_BATCHES))
 
 
 def test_a_static_number_of_examples_is_refused():
