@@ -1,5 +1,7 @@
 """A loss that sums over its examples, declared as a mean, in step-wise mode."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -674,6 +676,13 @@ OF_OTHERS = (
 )
 
 
+def _with_batches(losses):
+    """Returns all losses with one kind of batch, and every third one with another."""
+    return [*zip(losses, itertools.repeat("data_set"))] + [
+        (name, "static") for name in [*losses][::3]
+    ]
+
+
 def _messages(make, batch, caplog):
     """Returns the warnings of a train op of a loss, without those of TensorFlow."""
     loss = make(_Regression(BATCHES[batch]))
@@ -682,8 +691,7 @@ def _messages(make, batch, caplog):
     return caplog.messages
 
 
-@pytest.mark.parametrize("batch", ["data_set", "static"])
-@pytest.mark.parametrize("name", OF_OWN_NUMBERS)
+@pytest.mark.parametrize(("name", "batch"), _with_batches(OF_OWN_NUMBERS))
 def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog):
     (message,) = _messages(OF_OWN_NUMBERS[name], batch, caplog)
     is_of_size = name in OF_SIZE
@@ -694,8 +702,7 @@ def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog)
     assert sentence in message and line in message
 
 
-@pytest.mark.parametrize("batch", ["data_set", "static"])
-@pytest.mark.parametrize("name", OF_NO_WEIGHT)
+@pytest.mark.parametrize(("name", "batch"), _with_batches(OF_NO_WEIGHT))
 def test_a_loss_that_no_weight_fits_is_told_so(name, batch, fresh_graph, caplog):
     (message,) = _messages(OF_NO_WEIGHT[name], batch, caplog)
     assert OF_OTHERS in message and "let microbatch_model_fn split" in message
@@ -717,8 +724,7 @@ def test_a_mean_over_tokens_with_its_weight_or_alone_is_not_warned_of(
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("batch", ["data_set", "static"])
-@pytest.mark.parametrize("name", OF_EQUAL_NUMBERS)
+@pytest.mark.parametrize(("name", "batch"), _with_batches(OF_EQUAL_NUMBERS))
 def test_a_plain_mean_is_not_warned_of(name, batch, fresh_graph, caplog):
     assert not _messages(OF_EQUAL_NUMBERS[name], batch, caplog)
 

@@ -59,8 +59,8 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
     if is_cut:
         # Replicas of Keras 3 draw the same, also with the batch at once.
         masks = 6 if kind.is_3 else 12
-        for number_of_masks, difference in report["dropped"]:
-            assert (number_of_masks, difference < 1e-12) == (masks, True)
+        number_of_masks, difference = report["dropped"]
+        assert (number_of_masks, difference < 1e-12) == (masks, True)
     for difference, *reductions in report["cut"] if is_cut else []:
         assert difference < 1e-12
         # Keras 3 makes variables in the first trace, which is repeated with them.

@@ -331,7 +331,7 @@ def _fit(kind_of_strategy: str, folder: str, options: dict) -> None:
         if not kind.is_3:
             reductions = _record_reductions([_OF_KERAS_2])
         report["cut"] = _fit_cut(strategy, kind, reductions)
-        report["dropped"] = [_drop_cut(strategy, kind, number) for number in (1, 3)]
+        report["dropped"] = _drop_cut(strategy, kind)
     print(json.dumps(report))
 
 
@@ -372,7 +372,7 @@ def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
     return results
 
 
-def _drop_cut(strategy, kind: Kind, micro_batches: int) -> tuple[int, float]:
+def _drop_cut(strategy, kind: Kind) -> tuple[int, float]:
     """Returns the number of distinct masks of dropout, of 12 examples on 2 replicas.
 
     Beside it, the largest difference of the weights from those that the masks of the
@@ -398,7 +398,7 @@ def _drop_cut(strategy, kind: Kind, micro_batches: int) -> tuple[int, float]:
                 layers.Dropout(0.5, dtype="float64"),
             ]
         )
-        model = microbatch(model, micro_batches)
+        model = microbatch(model, 3)
         model.compile(kind.optimizer("SGD", 1.0), loss, jit_compile=False)
     ones = np.ones([12, 32])
     model.fit(ones, ones, batch_size=12, verbose=0)
