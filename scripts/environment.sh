@@ -59,6 +59,8 @@ prepare_environment() {
     fi
     "$environment_python" -m pip install --disable-pip-version-check --no-compile -qq \
         --editable "$root$1" || exit 1
+    # Compiled here, not by each process of the tests at the same time.
+    "$environment_python" -c "import tensorflow" 2>/dev/null || :
     for _extra in $_extras; do
         _fingerprint "$_extra"
         [ "$_extra" != "$1" ] || break
