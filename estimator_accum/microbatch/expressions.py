@@ -251,7 +251,8 @@ class Expressions:
             (output,) = operation.outputs
             if (output.shape.num_elements() or 0) > _MOST_NUMBERS:
                 return [tf.compat.v1.placeholder(output.dtype, output.shape)]
-        if operation.type in _OF_LISTS:
+        is_sum = operation.type == "AddN" and tensors[0].dtype == tf.variant
+        if operation.type in _OF_LISTS or is_sum:
             return [self._listed(operation, inputs)]
         copy = create_like(operation, self._graph, [copy.tensor for copy in inputs])
         outputs = list(copy.outputs)
@@ -273,8 +274,13 @@ class Expressions:
         if kind == "TensorListReserve":
             number = others[0].value
             shape = tf.TensorShape([None if number is None else int(number)])
+        elif kind == "AddN":
+            for copy in others:
+                shape = shape.most_specific_common_supertype([copy.tensor.shape])
         elif kind == "TensorListSetItem" and shape.rank:
-            shape = _common(first.tensor, shape[:1].concatenate(others[1].tensor.shape))
+            grows = operation.node_def.attr["resize_if_index_out_of_bounds"].b
+            number = tf.TensorShape([None]) if grows else shape[:1]
+            shape = _common(first.tensor, number.concatenate(others[1].tensor.shape))
         elif output.dtype != tf.variant:  # the item, or all
             joined = shape if shape.rank and shape.rank > 1 else tf.TensorShape(None)
             if kind == "TensorListGetItem":
@@ -468,7 +474,8 @@ class Expressions:
             shape = shapes.pop() if len(shapes) == 1 else None
             numbers = (copy.number for copy in copies)
             key = operation.type in ("If", "StatelessIf"), index.number, *numbers
-            shape = output.shape if shape is None else shape
+            if shape is None and output.dtype != tf.variant:
+                shape = output.shape
             results.append(self._input(output, shape, "branch", *key))
         return results
 

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of
+from estimator_accum.graph.functions import functions_of, graph_called
 from estimator_accum.graph.internals import (
     create_like,
     is_shape_read_outside,
     lazy_shape,
     outer_graph_of,
 )
-from estimator_accum.graph.names import CONTROL_FLOW_V1, FED
+from estimator_accum.graph.names import BRANCHES, CALLS, CONTROL_FLOW_V1, FED
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import data_ancestors, in_order
 from estimator_accum.graph.writers import is_reference
@@ -55,6 +55,7 @@ class StaticSizes:
         self._step, self._graph = graph, tf.Graph()
         self._copies, self._opaque = {}, set()
         self._parts, self._values = {}, []  # whose keys are places in memory
+        self._wholes = []  # shapes of parts, without their components
         self.are_read, self.has_rows, self._has_rank = False, False, True
         self.may_refuse = True
 
@@ -69,12 +70,13 @@ class StaticSizes:
             self._has_rank &= whole.shape.rank is not None
             if whole.shape.rank == 0:
                 continue
+            # Without one, there is none to infer.
+            self.has_rows |= bool(whole.shape.rank) and whole.shape[0] is not None
+            self._wholes.append(whole.shape)
             pairs = [tf.nest.flatten(x, expand_composites=True) for x in (value, whole)]
             for part, unsplit in [(value, whole), *zip(*pairs, strict=True)]:
-                self._parts[_key(part)] = shape = unsplit.shape
+                self._parts[_key(part)] = unsplit.shape
                 self._values.append(part)
-                # Without one, there is none to infer.
-                self.has_rows |= bool(shape.rank) and shape[0] is not None
 
     def number_of(self, parts: Iterable) -> int | None:
         """Returns the static number of examples that all parts of a batch have.
@@ -147,13 +149,9 @@ class StaticSizes:
         self.are_read = True
         if not self.has_rows:
             return _of_micro_batch(tensor)
-        if _key(tensor) in self._parts:
-            return self._parts[_key(tensor)]
-        if isinstance(tensor, tf.Tensor) and tensor.graph is self._step:
-            copy = self._copy(tensor)
-            shape = _of_micro_batch(copy)
-            if shape.is_fully_defined() or copy.ref() not in self._opaque:
-                return shape
+        shape = self._inferred(tensor)
+        if shape is not None:
+            return shape
         if not self.may_refuse:
             return self._assumed(tensor)
         raise ValueError(
@@ -162,10 +160,20 @@ class StaticSizes:
             f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
         )
 
+    def _inferred(self, tensor) -> tf.TensorShape | None:
+        if _key(tensor) in self._parts:
+            return self._parts[_key(tensor)]
+        if not isinstance(tensor, tf.Tensor) or tensor.graph is not self._step:
+            return None
+        copy = self._copy(tensor)
+        shape = _of_micro_batch(copy)
+        is_known = shape.is_fully_defined() or copy.ref() not in self._opaque
+        return shape if is_known else None
+
     def _assumed(self, tensor) -> tf.TensorShape:
         """Returns a shape with the number of examples where one may be."""
         sizes = _of_micro_batch(tensor).as_list()
-        shapes = [shape.as_list() for shape in self._parts.values() if shape.rank]
+        shapes = [shape.as_list() for shape in self._wholes if shape.rank]
         number = next(shape[0] for shape in shapes if shape[0] is not None)
         # Lengths of this batch may differ from those of others.
         last = 1 if any(None in shape[1:] for shape in shapes) else len(sizes)
@@ -186,12 +194,11 @@ class StaticSizes:
         sets_rows = before[0] is None and shape[0] is not None
         if not sets_rows and not self.has_rows:
             return shape
-        try:
-            unsplit = self.of(tensor)
-        except ValueError:
-            if sets_rows:
-                raise
+        unsplit = self._inferred(tensor)
+        if unsplit is None and not sets_rows:
             return shape
+        if unsplit is None:
+            unsplit = self.of(tensor) if self.may_refuse else before
         unsplit.assert_is_compatible_with(shape)
         if sets_rows and unsplit[0] is None and self._is_of_batch(tensor):
             raise ValueError(
@@ -230,7 +237,9 @@ class StaticSizes:
             or tensor.op.type in CONTROL_FLOW_V1
             or tensor.dtype in (tf.resource, tf.variant)
             or is_reference(tensor)
-            or bool(functions_of(tensor.op))
+            or (
+                bool(functions_of(tensor.op)) and tensor.op.type not in CALLS | BRANCHES
+            )
             or (tensor.shape.is_fully_defined() and not is_value)
         )
 
@@ -245,12 +254,36 @@ class StaticSizes:
                 self._opaque.add(copy.ref())
             return
         inputs = [self._copies[other.ref()] for other in operation.inputs]
+        if functions_of(operation):
+            self._call(operation, inputs)
+            return
         copies = create_like(operation, self._graph, inputs).outputs
         is_opaque = any(other.ref() in self._opaque for other in inputs)
         for output, copy in zip(operation.outputs, copies, strict=True):
             copy.set_shape(_of_micro_batch(output))
             self._copies[output.ref()] = copy
             if is_opaque:
+                self._opaque.add(copy.ref())
+
+    def _call(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        """Copies a function that an operation calls, or all of its branches."""
+        first = operation.type in BRANCHES  # the number of the branch
+        arguments, number = list(operation.inputs)[first:], len(operation.outputs)
+        branches = []
+        for name in functions_of(operation):
+            function = graph_called(operation, name, arguments, number)
+            inner = StaticSizes(function)
+            inner._graph, inner._opaque = self._graph, self._opaque
+            pairs = zip(function.inputs, inputs[first:], strict=True)
+            inner._copies = {argument.ref(): copy for argument, copy in pairs}
+            branches.append([inner._copy(output) for output in function.outputs])
+        for output, copies in zip(operation.outputs, zip(*branches)):
+            shape, *others = map(_of_micro_batch, copies)
+            for other in others:
+                shape = shape.most_specific_common_supertype([other])
+            copy = tf.compat.v1.placeholder(output.dtype.base_dtype, shape)
+            self._copies[output.ref()] = copy
+            if any(copy.ref() in self._opaque for copy in copies):
                 self._opaque.add(copy.ref())
 
 

@@ -315,6 +315,7 @@ _FLOWS = {
     "function": _twice_in_function,
     "branch": lambda x: tf.cond(tf.reduce_sum(x) > -99, lambda: 2 * x, lambda: x),
     "branch of TensorFlow 1": _tf1_branch,
+    "function of a loop": tf.function(lambda x: tf.map_fn(tf.identity, x)),
     "loop": lambda x: tf.while_loop(
         lambda i, y: i < 3, lambda i, y: (i + 1, 2 * y), (0, x)
     )[1],
@@ -324,11 +325,24 @@ _FLOWS = {
 }
 
 
-@pytest.mark.parametrize("flow", _FLOWS.values(), ids=_FLOWS)
-def test_a_size_behind_a_function_or_loop_is_refused_unless_none_is_the_same(flow):
-    def of_size(errors, x, n):
+def _of_size(flow):
+    def loss(errors, x, n):
         sizes = [size or 1 for size in flow(x).shape.as_list()]
         return tf.reduce_sum(errors) / np.prod(sizes)
+
+    return _model_fn(loss)
+
+
+@pytest.mark.parametrize("name", ["function", "branch"])
+def test_a_size_behind_a_function_or_branch_is_that_of_the_unsplit_batch(name):
+    model_fn = _of_size(_FLOWS[name])
+    ours, theirs = (train(f, _BATCH)[0]["kernel"] for f in (cut(model_fn), model_fn))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", _FLOWS)
+def test_a_size_behind_a_loop_is_refused_unless_none_is_the_same(name):
+    flow = _FLOWS[name]
 
     def flat(errors, x, n):
         values = flow(x)
@@ -336,9 +350,31 @@ def test_a_size_behind_a_function_or_loop_is_refused_unless_none_is_the_same(flo
         a, b = (size or unknown for size, unknown in pairs)
         return tf.reduce_mean(errors) + tf.reduce_mean(tf.reshape(values, [a * b]))
 
-    build(_model_fn(flat), _BATCH)
-    with pytest.raises(ValueError, match="a function, branch or loop computes"):
-        build(_model_fn(of_size), _BATCH)
+    build(_model_fn(flat, _by_this_library), _BATCH)
+    if name not in ("function", "branch"):
+        with pytest.raises(ValueError, match="a function, branch or loop computes"):
+            build(_of_size(flow), _BATCH)
+
+
+def test_a_sparse_part_has_no_number_of_examples():
+    """Its shape, of two numbers, is none of them."""
+
+    def model_fn(features, labels, mode):
+        rows = tf.map_fn(lambda row: 2 * row, features["dense"])
+        number = rows.shape.as_list()[0]
+        rows = tf.reshape(rows, [tf.shape(rows)[0] if number is None else number, 3])
+        kernel = v1.get_variable("kernel", [3, 1], tf.float64, v1.ones_initializer())
+        sums = tf.sparse.reduce_sum(features["sparse"])
+        loss = tf.reduce_mean((rows @ kernel - labels) ** 2) + 0 * sums
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=_by_plain_optimizer(loss)
+        )
+
+    def batches():
+        features = {"sparse": tf.sparse.from_dense(_BATCH[0]), "dense": _BATCH[0]}
+        return tf.data.Dataset.from_tensor_slices((features, _BATCH[1])).batch(8)
+
+    build(model_fn, batches)
 
 
 def _batches_without_static_size():

@@ -1184,12 +1184,14 @@ def test_sizes_of_a_signature_are_those_of_its_function():
         microbatch_step(step, 2)(_Y)
 
 
-def test_a_size_from_a_branch_is_refused():
+def test_a_size_from_a_loop_is_refused():
     def step(x):
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x).shape[0]
+        branch = tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x)
+        assert branch.shape[0] == len(_X)
+        return tf.while_loop(lambda y: False, lambda y: 2 * y, [branch])[0].shape[0]
 
     with pytest.raises(
-        ValueError, match=r"that a function, branch or loop computes.*cond"
+        ValueError, match=r"that a function, branch or loop computes.*while"
     ):
         microbatch_step(step, 2)(_X)
 
