@@ -76,14 +76,20 @@ class _Rows:
         if kind == "Reshape":
             return [tensors[0], self._target_of(*tensors)]
         if kind in _LAYERS:
-            place = _LAYERS[kind]
-            rows = self._drawn_rows_of(tensors[place])
-            return [*tensors[:place], rows, *tensors[place + 1 :]]
+            return self._inputs_of_layer(tensors, _LAYERS[kind])
         if kind not in _KINDS:
             return tensors
         if any(tensor.shape.rank is None for tensor in tensors):
             return tensors
         return [self._rows_of(tensor, tensors) for tensor in tensors]
+
+    def _inputs_of_layer(self, tensors: list, place: int) -> list:
+        rows, changed = self._drawn_rows_of(tensors[place]), [*tensors]
+        if rows is not tensors[place]:
+            changed[place] = rows
+            if place == 2:  # a transposed convolution gets its output's size, too
+                changed[0] = tf.concat([tf.shape(rows)[:1], tensors[0][1:]], 0)
+        return changed
 
     def _drawn_rows_of(self, tensor):
         """Returns the rows of random numbers of all examples, others as they are."""

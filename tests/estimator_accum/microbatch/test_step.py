@@ -1059,9 +1059,22 @@ def _generator_of_its_size(call=lambda function, z: function(z)):
     return step, [*kernels, *generator, state], (_X,)
 
 
+def _transposed_convolution(function, z):
+    kernel = tf.eye(2, dtype=z.dtype)[None, None]
+    sizes = [z.shape[0], 1, 1, 2]
+    images = tf.nn.conv2d_transpose(tf.reshape(z, sizes), kernel, sizes, 1)
+    return function(tf.reshape(images, [-1, 2]))
+
+
 @pytest.mark.parametrize("number", [3, 4])
 @pytest.mark.parametrize(
-    "make", [_values_of_its_size, _reshapes_of_its_size, _generator_of_its_size]
+    "make",
+    [
+        _values_of_its_size,
+        _reshapes_of_its_size,
+        _generator_of_its_size,
+        functools.partial(_generator_of_its_size, _transposed_convolution),
+    ],
 )
 def test_what_reads_the_size_of_the_batch_is_split_with_it(caplog, make, number):
     caplog.set_level("DEBUG", "tensorflow.estimator_accum")
