@@ -85,8 +85,8 @@ def _adversaries(keras):
                 loss = tf.reduce_mean(entropy(labels, self.judge(both)))
             _update(self.optimizer, tape, loss, self.judge.trainable_weights)
             with tf.GradientTape() as tape:
-                made = self.judge(self.maker(_noise(rows, 2)))
-                other = tf.reduce_mean(entropy(ones, made))
+                judged = self.judge(self.maker(_noise(rows, 2)))
+                other = tf.reduce_mean(entropy(ones, judged))
             _update(self.other, tape, other, self.maker.trainable_weights)
             return {"loss": loss, "other": other}
 
@@ -191,8 +191,8 @@ def _masked_patches(keras):
             hidden_places = tf.gather(places, hidden, batch_dims=1)
             tokens = self.project(tokens) + hidden_places
             both = tf.concat([self.attention(shown, shown) + shown, tokens], axis=1)
-            made = self.out(self.attention(both, both))[:, 3:]
-            return made - tf.gather(x, hidden, batch_dims=1)
+            outputs = self.out(self.attention(both, both))[:, 3:]
+            return outputs - tf.gather(x, hidden, batch_dims=1)
 
         def train_step(self, x):
             with tf.GradientTape() as tape:
