@@ -5,6 +5,7 @@ The required variables are read from the encoder itself, never from a list.
 
 import dataclasses
 import functools
+import hashlib
 import logging
 import re
 import types
@@ -164,6 +165,17 @@ def write_checkpoint(arrays: Mapping[str, np.ndarray], path: str) -> None:
             tensors=tensors,
         )
         session.run(save, {t: arrays[n] for t, n in zip(tensors, names, strict=True)})
+
+
+def checksum_of(path: str) -> str:
+    """Returns the SHA-256 checksum of a checkpoint's index, which has one per tensor.
+
+    Raises:
+        ValueError: If the checkpoint does not exist or cannot be read.
+    """
+    _open(path)
+    with tf.io.gfile.GFile(f"{path}.index", "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def _trainable_shapes() -> dict[str, tuple[int, ...]]:

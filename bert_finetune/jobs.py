@@ -19,7 +19,7 @@ from bert_finetune import (
     training,
 )
 from bert_finetune.bert_config import BertConfig
-from bert_finetune.checkpoint import check_checkpoint
+from bert_finetune.checkpoint import check_checkpoint, checksum_of
 from bert_finetune.encoding import EncodedExamples
 from bert_finetune.evaluations import (
     Evaluations,
@@ -39,6 +39,7 @@ from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.folder import (
     EVAL_RESULTS,
     METRICS,
+    START_CHECKSUM,
     check_free,
     check_same,
     settings_in,
@@ -84,6 +85,9 @@ def prepare(inputs: Inputs) -> Run:
     model = inputs.describe_model()
     description = model | settings.description(windows.batches, inputs.checksum) | model
     description[_EARLIER] = earlier
+    # Its path may differ from start to start, as on other machines.
+    start = settings.init_checkpoint
+    description[START_CHECKSUM] = start and checksum_of(start)
     _check_folder(settings, description)
     _check_checkpoints(settings, inputs)
     division = settings.division(windows.batches)
@@ -131,8 +135,12 @@ def _check_folder(settings: Settings, description: Mapping[str, Any]) -> None:
             "Use another --output_dir, and this one's checkpoint as --init_checkpoint to "
             "start from it.",
         )
-    before = settings_in(folder).get(_EARLIER, [])
-    changing = {_EARLIER} if before == description[_EARLIER] else {_EARLIER, _EPOCHS}
+    before = settings_in(folder)
+    changing = {_EARLIER}
+    if before.get(_EARLIER, []) != description[_EARLIER]:
+        changing.add(_EPOCHS)
+    if "init_checkpoint" in before:  # an older run, with its path alone
+        changing.add(START_CHECKSUM)
     check_same(
         folder,
         {name: value for name, value in description.items() if name not in changing},

@@ -19,6 +19,7 @@ SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
 FLAGS = "flags"  # key of the flags in `run_settings.json`
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
+START_CHECKSUM = "init_checkpoint_checksum"
 PLACE = "a path of this machine, without ~"
 OTHER_PLACE = (
     "Use $HOME for ~, and mount other storage, or copy its files to this machine."
@@ -28,6 +29,7 @@ _LAST_ROW_BYTES = 1000  # at most
 _CHECKSUMS = {
     EXAMPLES_CHECKSUM: "different examples",
     VOCABULARY_CHECKSUM: "a different vocabulary",
+    START_CHECKSUM: "a different --init_checkpoint",
 }
 
 

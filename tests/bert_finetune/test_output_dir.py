@@ -6,11 +6,13 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_finetune import inputs, jobs
+from bert_finetune import checkpoint, inputs, jobs
 from bert_finetune.settings import Settings
 from estimator_accum.programs.folder import check_output_dir
 from estimator_accum.programs.progress import latest_checkpoint
@@ -125,6 +127,24 @@ def test_a_checkpoint_of_another_shape_is_refused_without_run_settings(
     (pathlib.Path(copy.output_dir) / "run_settings.json").unlink()
     changes = _EVAL | _other_config(copy, tmp_path, **{key: value})
     assert re.search(expected, _refusal(copy, init_checkpoint=None, **changes))
+
+
+def test_a_run_resumes_with_its_first_checkpoint_at_any_path(copy, tmp_path):
+    prefix = tmp_path / "staged" / "model.ckpt"
+    shutil.copytree(pathlib.Path(copy.init_checkpoint).parent, prefix.parent)
+    for file in prefix.parent.glob("bert_model.ckpt.*"):
+        file.rename(f"{prefix}{file.name.removeprefix('bert_model.ckpt')}")
+    settings = dataclasses.replace(copy, init_checkpoint=str(prefix))
+    jobs.prepare(inputs.read(settings))
+    sentence = "which holds a run with a different --init_checkpoint. Use the same"
+    assert sentence in _refusal(copy, init_checkpoint=None)
+    checkpoint.write_checkpoint({"weight": np.zeros(1)}, str(prefix))
+    assert sentence in _refusal(copy, init_checkpoint=str(prefix))
+    path = pathlib.Path(copy.output_dir) / "run_settings.json"
+    run = json.loads(path.read_text())
+    del run["init_checkpoint_checksum"]
+    path.write_text(json.dumps(run | {"init_checkpoint": "its path"}))
+    jobs.prepare(inputs.read(copy))
 
 
 @_MODES
