@@ -68,9 +68,10 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
         runs: Columns update_step, loss and, where examples are counted, examples.
         labels: A name per run.
     """
-    has_examples = all("examples" in run for run in runs)
     clocks = _CLOCKS[:1]
-    if has_examples:  # with equal batches both sides would look the same
+    if all(
+        "examples" in run for run in runs
+    ):  # with equal batches both sides would look the same
         sizes = {run["examples"][0] / run["update_step"][0] for run in runs}
         clocks = _CLOCKS[: 1 + (len(sizes) > 1)]
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -98,8 +99,7 @@ def draw_losses(runs: Sequence[Columns], labels: Sequence[str]) -> Figure:
             frameon=False,
             handlelength=3.5,
         )
-    unit = " [nats per example]" if has_examples else ""
-    panels[0].set_ylabel(f"training loss{unit}")
+    panels[0].set_ylabel("training loss")  # in the unit of the program
     figure.suptitle("Training loss of each update", fontsize=15, fontweight="bold")
     return figure
 
