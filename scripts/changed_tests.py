@@ -89,9 +89,10 @@ def nearest_tests(path: str, graph: dict[str, set[str]], sources: Sources) -> se
     """Returns the test files that say most about a changed file.
 
     They are itself, those that import or name it, those of its name, and the four
-    nearest of its room, with all others as near. Its room's tests lie in the folder of
-    tests with the name of its folder, or, without such a folder, are marked `core`. The
-    tests of the whole repository count if there are no others.
+    nearest of its room, with all others as near. A room is a folder of a package, with
+    the folders in it. Its tests lie in the folder of tests with its name, or, without
+    such a folder, are marked `core`. The tests of the whole repository count if there are
+    no others.
     """
     readers = {*_CODE_READERS.get(pathlib.Path(path).suffix, ())}
     if _is_test(path):
@@ -100,7 +101,8 @@ def nearest_tests(path: str, graph: dict[str, set[str]], sources: Sources) -> se
     tests = [
         test for test in filter(_is_test, distances) if not _is_of_repository(test)
     ]
-    folder, _, name = path.rpartition("/")
+    *folders, name = path.split("/")
+    folder = "/".join(folders[:2])
     room = [test for test in tests if test.startswith(f"tests/{folder}/")]
     if not any(test.startswith(f"tests/{folder}/") for test in graph):
         room = [test for test in tests if "pytest.mark.core" in sources[test]]
@@ -321,7 +323,7 @@ def matching_files(changes: Iterable[Change], sources: Sources) -> set[str]:
     The string may be a regular expression.
     """
     sides = [side for change in changes for side in _changed_words(*change)]
-    words = {word for text, begin, end in sides for word in text[begin:end]}
+    words = {w for text, begin, end in sides for w in text[max(begin - 1, 0) : end + 1]}
     return {
         path
         for path, source in sources.items()
@@ -380,14 +382,13 @@ def _words(text: str) -> list[str]:
 def _changed_words(old: str, new: str) -> Iterator[tuple[list[str], int, int]]:
     """Yields the words before and after, with the range of changed ones.
 
-    A range has its neighbours too, so that it is not empty where words are only added.
+    The range is empty where words are added or left out.
     """
     texts = _words(old), _words(new)
     matcher = difflib.SequenceMatcher(None, *texts, autojunk=False)
     for kind, *ends in matcher.get_opcodes():
         if kind != "equal":
-            for text, begin, end in zip(texts, ends[::2], ends[1::2], strict=True):
-                yield text, max(begin - 1, 0), end + 1
+            yield from zip(texts, ends[::2], ends[1::2], strict=True)
 
 
 def _literals(tree: ast.Module) -> Iterator[str]:
@@ -402,7 +403,10 @@ def _literals(tree: ast.Module) -> Iterator[str]:
 
 
 def _matches(literal: str, text: list[str], begin: int, end: int) -> bool:
-    """Returns whether a test's string is of a text, and of some of its changed words."""
+    """Returns whether a test's string is of a text, and of some of its changed words.
+
+    A string of both words beside an empty range is.
+    """
     literal = re.sub(r"\\([^\w])", r"\1", literal)  # an escaped character
     parts = re.split(r"\\\w[*+?]?|\.[*+]\??|[()|\[\]]|{}", literal)
     parts = [words for words in map(_words, parts) if re.search("[A-Za-z]", str(words))]

@@ -93,8 +93,9 @@ _TEXTS = {
 @pytest.mark.parametrize(
     ("old", "new", "tests"),
     [
-        ("must be", "has to be", "helped said"),
-        ("at least", "at the least", "helped other said"),
+        ("must be", "has to be", "said"),
+        ("at least", "at the least", "helped other"),
+        ("must be at", "must at", "helped"),
         ('"""One', '"""The one', ""),
         ("def", "# first\ndef", ""),
     ],
@@ -124,3 +125,15 @@ def test_the_nearest_tests_come_first_and_all_if_asked(changed, tests):
     assert _chosen(changed, "a = 1", "a = 2") == expected
     everything = dependent_tests([changed], dependencies(_SOURCES | _TEXTS))
     assert len(_chosen(changed, "a = 1", "a = 2", takes_all=True)) == len(everything)
+
+
+def test_a_folder_within_a_room_has_the_rooms_tests():
+    sources = _SOURCES | {
+        "room/hall/wide.py": "import room.hall.under.deep",
+        "room/hall/under/deep.py": "",
+        "tests/room/hall/test_wide.py": "import room.hall.wide",
+        "tests/room/test_core.py": "import room.hall.wide\npytest.mark.core",
+    }
+    tests, _ = chosen_tests(["room/hall/under/deep.py"], {}, sources)
+    assert "tests/room/hall/test_wide.py" in tests
+    assert "tests/room/test_core.py" not in tests
