@@ -28,6 +28,10 @@ from estimator_accum.core.v1_optimizers import (
     takes,
 )
 from estimator_accum.core.window import make_train_op
+from estimator_accum.graph.functions import (
+    has_half_precision,
+    operations_with_own_gradients,
+)
 from estimator_accum.graph.walks import ancestors
 
 
@@ -140,10 +144,12 @@ def make_accumulating_train_op(
     if not var_list:
         raise ValueError(no_gradient_message(loss))
     # Weighting the loss is free, but may overflow float16, and a term that an optimizer
-    # adds by itself, for weight decay say, counts by the weight too.
+    # adds by itself, for weight decay say, counts by the weight too. A gradient that
+    # somebody wrote may clip the one that it gets, and under loss scaling TensorFlow may
+    # rewrite the graph to half precision when it runs.
     is_own = changes_gradients(optimizer)
-    is_weighted = makes_mean(clock) and not is_own
-    is_weighted = is_weighted and not _has_half_precision(loss, optimizer)
+    is_weighted = makes_mean(clock) and not (is_own or is_loss_scaling(optimizer))
+    is_weighted = is_weighted and _has_usual_gradients(loss)
     # So is undoing its division by the number of replicas, which no sum must contain.
     multiplier = divisor_of_next_loss() if is_weighted and clock.keeps_sums else 1
     factor = scale if multiplier == 1 else scale * multiplier
@@ -183,13 +189,10 @@ def make_accumulating_train_op(
     return make_train_op(options, clock, micro_batch, global_step)
 
 
-def _has_half_precision(loss: tf.Tensor, optimizer) -> bool:
-    """Returns whether the loss or its ancestors are, or may become, half precision."""
-    if is_loss_scaling(optimizer):  # TensorFlow may rewrite the graph when it runs
-        return True
-    halves = (tf.float16, tf.bfloat16)
-    return any(
-        tensor.dtype.base_dtype in halves
-        for operation in ancestors([loss.op])
-        for tensor in operation.outputs
+def _has_usual_gradients(loss: tf.Tensor) -> bool:
+    """Returns whether neither half precision nor a gradient of a user is behind a loss."""
+    operations = ancestors([loss.op])
+    return not (
+        has_half_precision(operations)
+        or operations_with_own_gradients(operations, may_be_linear=False)
     )

@@ -125,18 +125,38 @@ def all_nodes(operations: Iterable[tf.Operation]) -> list:
     return [*nodes, *nodes_of(called, library_of_functions())]
 
 
-def operations_with_own_gradients(operations: Iterable) -> list[tf.Operation]:
-    """Returns the operations with a gradient that a user wrote, or with one inside."""
+def has_half_precision(operations: Iterable[tf.Operation]) -> bool:
+    """Returns whether an operation, or a function that it calls, has half precision."""
+    halves = {tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum}
+    outputs = {output.dtype.base_dtype for o in operations for output in o.outputs}
+    called = [name for operation in operations for name in functions_of(operation)]
+    return any(dtype.as_datatype_enum in halves for dtype in outputs) or any(
+        not halves.isdisjoint({attribute.type, *attribute.list.type})
+        for node in nodes_of(called, library_of_functions())
+        for attribute in node.attr.values()
+    )
+
+
+def operations_with_own_gradients(
+    operations: Iterable, may_be_linear: bool = True
+) -> list[tf.Operation]:
+    """Returns the operations with a gradient that somebody wrote, or with one inside.
+
+    Args:
+        operations: The operations.
+        may_be_linear: Whether this library's count, which are linear.
+    """
     library = library_of_functions()
+
+    def is_own(node) -> bool:
+        name = node.attr[OWN_GRADIENT].s if OWN_GRADIENT in node.attr else b""
+        if name.startswith(b"EstimatorAccum"):
+            return may_be_linear
+        return bool(name) and b"PartitionedCall" not in name  # of a tf.function
+
     return [
         operation
         for operation in operations
-        if has_own_gradient(operation.node_def)
-        or any(map(has_own_gradient, nodes_of(functions_of(operation), library)))
+        if is_own(operation.node_def)
+        or any(map(is_own, nodes_of(functions_of(operation), library)))
     ]
-
-
-def has_own_gradient(node) -> bool:
-    """Returns whether a user wrote the gradient of a node."""
-    name = node.attr[OWN_GRADIENT].s if OWN_GRADIENT in node.attr else b""
-    return bool(name) and b"PartitionedCall" not in name  # of a tf.function

@@ -427,9 +427,30 @@ def test_autograph_leaves_the_library_as_it_is(interface):
     assert len(seen) == 2 and ag_ctx.Status.ENABLED not in seen
 
 
-def test_large_weights_do_not_overflow_what_is_computed_in_half_precision():
+@pytest.mark.parametrize("wrap", [lambda function: function, tf.function])
+def test_large_weights_do_not_overflow_what_is_computed_in_half_precision(wrap):
     x = v1.get_variable("x", initializer=0.0)
-    slope = tf.constant(100, tf.float16)
-    loss = tf.cast(tf.cast(x, tf.float16) * slope, tf.float32)
-    train_op = make_accumulating_train_op(loss, sgd(), 2, weight=tf.constant(4096.0))
+
+    @wrap
+    def in_half(x):
+        product = tf.cast(x, tf.float16) * tf.constant(100, tf.float16)
+        return tf.cast(product, tf.float32)
+
+    loss, weight = in_half(x), tf.constant(4096.0)
+    train_op = make_accumulating_train_op(loss, sgd(), 2, weight=weight)
     assert after_each(train_op, [{}, {}], x)[-1] == -100.0
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, tf.function])
+def test_a_gradient_that_somebody_wrote_gets_no_weight(wrap):
+    @wrap
+    @tf.custom_gradient
+    def clipped(x):
+        return tf.identity(x), lambda gradient: tf.clip_by_value(gradient, -1.0, 1.0)
+
+    slope, x, _ = _linear_loss()
+    weight = v1.placeholder(tf.float32, [])
+    loss = slope * clipped(x)
+    train_op = make_accumulating_train_op(loss, sgd(), 2, weight=weight)
+    feeds = [{slope: 0.5, weight: 6.0}, {slope: 0.25, weight: 2.0}]
+    assert after_each(train_op, feeds, x)[-1] == -0.4375
