@@ -69,7 +69,7 @@ class Accumulating(Saving, DelegatingTrackable):
             _strategy=None,
             _noted_weights=[],
             _closing={},  # functions that apply a partial window
-            _traced_steps=None,
+            _is_traced=False,
             _has_warned=False,
             _is_checked=False,
             _has_looked_at_clipping=False,
@@ -85,8 +85,8 @@ class Accumulating(Saving, DelegatingTrackable):
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name, value):
-        if name == "gradient_accumulation_steps":
-            self._check_not_traced(value)
+        if name in ("gradient_accumulation_steps", "weight", "on_nonfinite"):
+            self._check_setting(name, value)
         is_own = name in vars(self)
         if is_own or isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
@@ -140,10 +140,11 @@ class Accumulating(Saving, DelegatingTrackable):
             return
         _check_variables(variables)
         self._strategy = tf.distribute.get_strategy()
-        if not self._is_plain:
+        has_window = self._window is not None or not self._is_plain
+        if has_window:
             _check_strategy(self._strategy)
         self._build_inner(variables)
-        if not self._is_plain:
+        if has_window:
             names = [self._name_of(v) for v in variables]
             tf_variables = [self._tf_variable(v) for v in variables]
             check_own_copies(tf_variables)
@@ -313,12 +314,12 @@ class Accumulating(Saving, DelegatingTrackable):
             replica.merge_call(lambda strategy: self.build([v for _, v in pairs]))
         loss = self._known_loss()
         if not tf.executing_eagerly():
-            self._traced_steps = self.gradient_accumulation_steps
+            self._is_traced = True
         if weight is None and self.weight is not None:
             weight = self.weight()
         if weight is not None:
             weight = check_weight(weight)
-        if self._is_plain and weight is None:
+        if self._window is None and weight is None:
             return self._run_plain(pairs, is_reduced)
         if self._window is None:
             raise ValueError(
@@ -399,13 +400,18 @@ class Accumulating(Saving, DelegatingTrackable):
             gradients[index] = gradient
         return dict(sorted(gradients.items()))
 
-    def _check_not_traced(self, steps) -> None:
-        traced = getattr(self, "_traced_steps", None)
-        if traced is not None and steps != traced:
+    def _check_setting(self, name: str, value) -> None:
+        before = getattr(self, name)
+        if self._is_traced and value != before:
             raise ValueError(
-                "`gradient_accumulation_steps` must not be set once a training step was "
-                f"traced, which would continue with {traced}. Received: {steps}. Pass a "
-                "callable to accumulate(), or compile the model with a new optimizer."
+                f"`{name}` must not be set once a training step was traced, which would "
+                f"continue with {before}. Received: {value}. Pass a callable to "
+                "accumulate(), or compile the model with a new optimizer."
+            )
+        if self._indices and self._window is None and value not in (None, 1):
+            raise ValueError(
+                f"`{name}` must not be set once the optimizer was built without a "
+                f"window. Received: {value}. Pass it to accumulate()."
             )
 
     def _check_xla(self, pairs) -> None:

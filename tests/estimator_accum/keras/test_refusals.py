@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op
 from estimator_accum.keras import _accumulate, accumulate
-from tests.helpers.models.keras_kinds import dense_data, fit
+from tests.helpers.models.keras_kinds import apply_each, dense_data, fit
 from tests.helpers.processes import running
 
 _IN_A_GRAPH = """
@@ -36,6 +36,20 @@ def test_steps_that_a_traced_function_would_ignore_are_refused(kind, steps):
     sentence = f"would continue with {steps}. Received: 4. Pass"
     with pytest.raises(ValueError, match=sentence):
         optimizer.gradient_accumulation_steps = 4
+
+
+def test_steps_that_a_built_optimizer_has_no_window_for_are_refused(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 0.1), 1)
+    optimizer.build([tf.Variable(1.0)])
+    with pytest.raises(ValueError, match="without a window. Received: 4. Pass it to"):
+        optimizer.gradient_accumulation_steps = 4
+
+
+def test_steps_that_are_set_to_one_close_the_open_window(kind):
+    variable, optimizer = tf.Variable(0.0), accumulate(kind.optimizer("SGD", 1.0), 4)
+    assert apply_each(optimizer, variable, [1.0, 2.0]) == [0.0, 0.0]
+    optimizer.gradient_accumulation_steps = 1
+    assert apply_each(optimizer, variable, [6.0, 5.0]) == [-3.0, -8.0]
 
 
 def test_callback_in_a_graph_is_refused():
