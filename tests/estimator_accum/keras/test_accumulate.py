@@ -585,6 +585,15 @@ def test_a_fit_that_fails_leaves_the_next_one_its_choice(kind):
     assert int(optimizer.micro_steps.numpy()) == 2  # 1 + 5 micro-steps
 
 
+def test_epochs_in_which_no_window_closed_have_the_same_keys(kind):
+    optimizer = accumulate(kind.optimizer("SGD", 0.05), 2)
+    callbacks = [AccumulationCallback()]
+    model, data = kind.dense_model(), dense_data(8)
+    history = fit(model, optimizer, data, 8, 3, callbacks=callbacks).history
+    assert history["updates"] == [0, 1, 1]
+    assert np.isnan(history["window_loss"]).tolist() == [True, False, False]
+
+
 def _interrupt(batch, logs):
     raise KeyboardInterrupt
 
