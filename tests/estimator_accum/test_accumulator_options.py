@@ -109,6 +109,16 @@ def test_update_ops_run_once_every_micro_step_unless_others_are_chosen(steps, ch
     assert after_each(train_op, [{}] * 6, average) == expected
 
 
+@pytest.mark.parametrize("options", [{}, {"update_ops": []}])
+def test_update_ops_of_two_train_ops_are_warned_of(options, caplog):
+    x = v1.get_variable("x", initializer=1.0)
+    average = v1.get_variable("average", initializer=0.0, trainable=False)
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, average.assign_add(1.0).op)
+    make_accumulating_train_op(x * x, sgd(), 1)
+    make_accumulating_train_op(x * x, sgd(), 1, **options)
+    assert caplog.text.count("pass `update_ops` to each train op") == (not options)
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_norms_by_slices_clip_as_tf_clip_by_global_norm(steps):
     batches = make_batches(6, 6)
