@@ -1,6 +1,7 @@
 """Operations on the library's own variables."""
 
 import contextlib
+import functools
 
 import tensorflow as tf
 
@@ -73,7 +74,7 @@ def create_variable(
     place = contextlib.nullcontext() if device is None else tf.device(device)
     with tf.init_scope(), tf.compat.v1.name_scope(None), place:
         variable = tf.compat.v1.Variable(
-            lambda: make_zeros(first, dtype),
+            functools.partial(make_zeros, first, dtype),
             name=name,
             shape=shape,
             trainable=False,
@@ -83,6 +84,11 @@ def create_variable(
         if not tf.executing_eagerly():
             setattr(variable, INITIALIZER_ATTRIBUTE, variable.initializer)
     return variable
+
+
+def is_of_library(initial_value) -> bool:
+    """Returns whether an initial value is that of a variable of `create_variable`."""
+    return getattr(initial_value, "func", None) in (zeros, idle_zeros)
 
 
 def zeros(shape, dtype: tf.DType) -> tf.Tensor:

@@ -31,6 +31,7 @@ from estimator_accum.graph.internals import (
     run_all_in_branches,
 )
 from estimator_accum.graph.replicas import distributed
+from estimator_accum.graph.variables import is_of_library
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.executors import Feeding, Functions
@@ -225,17 +226,26 @@ class Step:
         arguments = self._converted, batch, self._count, self._batch_norm, seed
         try:
             return _Trace(*arguments)
-        except _MakesVariablesError:
-            # As at each first call of a tf.function, they are made outside of the graph.
-            self._whole.get_concrete_function(*args, **kwargs)
-            return _Trace(*arguments)
+        except _MakesVariablesError as error:
+            # As at each first call of a tf.function, which is traced again without them.
+            if not error.are_made:
+                self._whole.get_concrete_function(*args, **kwargs)
+            return _Trace(*arguments, is_first=False)
         except StaticSizeError:
             self._whole.get_concrete_function(*args, **kwargs)  # may have its own error
             raise
 
 
 class _MakesVariablesError(BaseException):
-    """Ends a trace of a step that makes a variable of a tensor, past its exceptions."""
+    """Ends a trace of a step that makes variables, past its exceptions.
+
+    Attributes:
+        are_made: Whether they are made; False at one of a tensor of the graph.
+    """
+
+    def __init__(self, are_made: bool):
+        super().__init__()
+        self.are_made = are_made
 
 
 class _Batch(NamedTuple):
@@ -465,12 +475,13 @@ class _Trace:
         count: The number of micro-batches.
         batch_norm: As for `microbatch_step`.
         seed: Number that is added to the seed of TensorFlow, if there is one.
+        is_first: Whether the step may make variables.
 
     Attributes:
         reads_sizes: Whether the step has read static sizes of this batch.
 
     Raises:
-        _MakesVariablesError: If the step makes a variable of a tensor.
+        _MakesVariablesError: If the first trace of the step makes a variable.
     """
 
     def __init__(
@@ -480,8 +491,9 @@ class _Trace:
         count: MicroBatchCount,
         batch_norm: str,
         seed: int,
+        is_first: bool = True,
     ):
-        self._count, self._was = count, None
+        self._count, self._was, self._is_first = count, None, is_first
         # By the name of a tf.function's graph, Keras 2 would keep losses elsewhere.
         self._graph = graph_of_new_function("step")
         if self._graph.seed is not None:
@@ -528,10 +540,14 @@ class _Trace:
             sizes.add(whole.sliced.values(), specs.values())
 
         def build() -> list[tf.Tensor]:
-            values = [whole.sliced for whole in wholes]
-            makes_outside = tf.variable_creator_scope(_make_outside)
+            values, made = [whole.sliced for whole in wholes], []
+            make = functools.partial(_make_outside, made)
+            makes_outside = tf.variable_creator_scope(make)
             with makes_outside, sizes.shown(), taking_rows(wholes, sizes):
-                return self._flat_results(self._batch.call(step, values))
+                results = self._flat_results(self._batch.call(step, values))
+            if made and self._is_first:
+                raise _MakesVariablesError(are_made=True)
+            return results
 
         self._phases = build_step(wholes, build)
         self.reads_sizes = sizes.are_read
@@ -602,14 +618,26 @@ def _passes_of(phase: StepPhase) -> list[Turn]:
     return [turn for turn, work in passes.items() if work.micro_ops]
 
 
-def _make_outside(make: Callable, **arguments) -> tf.Variable:
-    """Makes a variable outside of the graph, as tf.function does at a first call."""
-    if not tf.executing_eagerly() and hasattr(arguments.get("initial_value"), "op"):
-        raise _MakesVariablesError
+def _make_outside(made: list, make: Callable, **arguments) -> tf.Variable:
+    """Makes a variable outside of the graph, as tf.function does at a first call.
+
+    Args:
+        made: The step's variables so far.
+        make: Makes a variable.
+        **arguments: Its arguments.
+    """
+    value = arguments.get("initial_value")
+    if not tf.executing_eagerly() and hasattr(value, "op"):
+        arguments["initial_value"] = tf.get_static_value(value)
+        if arguments["initial_value"] is None:
+            raise _MakesVariablesError(are_made=False)
     # A function inside that makes one would be traced again without it.
     arguments["experimental_enable_variable_lifting"] = False
     with tf.init_scope():
-        return make(**arguments)
+        variable = make(**arguments)
+    if not is_of_library(value):
+        made.append(variable)
+    return variable
 
 
 def _as_result(value):

@@ -332,3 +332,23 @@ def test_a_loss_may_have_the_gradient_with_respect_to_inputs(keras, number):
 
     for one, other in zip(results(number), results(1), strict=True):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+@pytest.mark.parametrize("name", ["Nadam", "Adafactor", "ScheduleFreeAdamW"])
+def test_an_optimizer_is_built_as_in_the_first_call_of_a_tf_function(keras, name):
+    """Which these do in Python, too, and by writes that the second trace does not have."""
+    if not hasattr(keras.optimizers, name):
+        pytest.skip(f"Keras 2 has no {name}")
+
+    def trained(number):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model = microbatch(model, number)
+        optimizer = getattr(keras.optimizers, name)(0.1)
+        model.compile(optimizer, "mse", jit_compile=False)
+        x = np.random.default_rng(0).normal(size=[20, 3])
+        model.fit(x, x[:, :2], batch_size=10, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for one, other in zip(trained(3), trained(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)

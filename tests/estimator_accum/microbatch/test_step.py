@@ -1349,6 +1349,34 @@ def test_a_step_may_make_variables_at_its_first_call():
         np.testing.assert_allclose(one, other, rtol=_LIMIT)
 
 
+def test_a_first_call_that_makes_variables_is_traced_again_as_of_a_tf_function():
+    def values(wrap):
+        calls, state = [], {}
+
+        def step(x):
+            calls.append(None)
+            if not state:
+                state["is_made"] = True
+                state["factor"] = tf.Variable(tf.constant(2.0, tf.float64))
+                state["sum"] = tf.Variable(lambda: tf.zeros([], tf.float64))
+                state["sum"].assign(7.0)  # in the first trace alone
+            state["sum"].assign_add(state["factor"] * len(calls))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(x @ kernel) * state["sum"]
+            _descend(tape, loss, [kernel])
+            return loss
+
+        kernel = _weights(6, 3)
+        step = wrap(step)
+        losses = [step(tf.constant(_X)) for _ in range(2)]
+        return [*losses, kernel, state["sum"], len(calls)]
+
+    for one, other in zip(
+        values(tf.function), values(lambda step: microbatch_step(step, 4)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [
