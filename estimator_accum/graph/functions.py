@@ -1,5 +1,6 @@
 """Functions that operations call."""
 
+import functools
 from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
@@ -147,16 +148,18 @@ def operations_with_own_gradients(
         may_be_linear: Whether this library's count, which are linear.
     """
     library = library_of_functions()
-
-    def is_own(node) -> bool:
-        name = node.attr[OWN_GRADIENT].s if OWN_GRADIENT in node.attr else b""
-        if name.startswith(b"EstimatorAccum"):
-            return may_be_linear
-        return bool(name) and b"PartitionedCall" not in name  # of a tf.function
-
+    is_own = functools.partial(has_own_gradient, may_be_linear=may_be_linear)
     return [
         operation
         for operation in operations
         if is_own(operation.node_def)
         or any(map(is_own, nodes_of(functions_of(operation), library)))
     ]
+
+
+def has_own_gradient(node, may_be_linear: bool = True) -> bool:
+    """Returns whether somebody wrote the gradient of a node."""
+    name = node.attr[OWN_GRADIENT].s if OWN_GRADIENT in node.attr else b""
+    if name.startswith(b"EstimatorAccum"):
+        return may_be_linear
+    return bool(name) and b"PartitionedCall" not in name  # of a tf.function

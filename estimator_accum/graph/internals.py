@@ -492,6 +492,11 @@ def record_of(tape: tf.GradientTape):
     return tape._tape
 
 
+def is_recorded(tensor: tf.Tensor) -> bool:
+    """Returns whether a tape records what uses a tensor. If renamed, no step is split."""
+    return pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor])
+
+
 def are_recorded(record, tensors: list[tf.Tensor]) -> list[bool]:
     """Returns which ones a record has. If renamed, no gradient tape is split.
 

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.interception import is_interception_off
-from estimator_accum.graph.internals import change_inputs
+from estimator_accum.graph.internals import change_inputs, is_recorded
 from estimator_accum.graph.names import is_any_draw
 from estimator_accum.graph.outermost import in_graph
 from estimator_accum.graph.replicas import number_of_replica
@@ -45,8 +45,8 @@ _KINDS = {*ELEMENTWISE, *_ARITHMETIC, "ConcatV2", "Pack"}
 # Layers, by the place of the input that lists examples.
 _LAYERS = {
     **dict.fromkeys(["MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "Einsum"], 0),
-    **dict.fromkeys(["DepthwiseConv2dNative", "GatherNd", "ResourceGatherNd"], 0),
-    **dict.fromkeys(["GatherV2", "ResourceGather"], 1),
+    **dict.fromkeys(["DepthwiseConv2dNative"], 0),
+    **dict.fromkeys(["GatherV2", "ResourceGather"], 1),  # see _are_examples
     **dict.fromkeys(["Conv2DBackpropInput", "Conv3DBackpropInputV2"], 2),
 }
 
@@ -76,6 +76,8 @@ class _Rows:
         if kind == "Reshape":
             return [tensors[0], self._target_of(*tensors)]
         if kind in _LAYERS:
+            if "Gather" in kind and not self._are_examples(tensors):
+                return tensors
             return self._inputs_of_layer(tensors, _LAYERS[kind])
         if kind not in _KINDS:
             return tensors
@@ -91,6 +93,13 @@ class _Rows:
                 changed[0] = tf.concat([tf.shape(rows)[:1], tensors[0][1:]], 0)
         return changed
 
+    def _are_examples(self, tensors: list) -> bool:
+        """Returns whether the indices of a lookup may be one for each example."""
+        _, indices, *axis = tensors
+        is_first = all(np.all(tf.get_static_value(place) == 0) for place in axis)
+        numbers = [number for _, number in self._numbers()]
+        return is_first and bool(indices.shape.rank) and indices.shape[0] in numbers
+
     def _drawn_rows_of(self, tensor):
         """Returns the rows of random numbers of all examples, others as they are."""
         shape, batch = tensor.shape, self._batch_here()
@@ -99,7 +108,10 @@ class _Rows:
         numbers = [n for other, n in self._numbers() if other is batch]
         if not numbers or shape[0] is None or shape[0] % numbers[0]:
             return tensor
-        if not any(map(is_any_draw, data_ancestors([tensor.op]))):
+        # A gradient with respect to the numbers themselves needs all of them.
+        if is_recorded(tensor) or not any(
+            map(is_any_draw, data_ancestors([tensor.op]))
+        ):
             return tensor
         rows = self._rows_if_fixed(tensor, 0, batch, shape[0] // numbers[0])
         self._sizes.are_read |= rows is not None  # perhaps by chance a multiple

@@ -572,6 +572,14 @@ def record_of():
 
 
 @_finds
+def is_recorded():
+    one, other = tf.constant(1.0), tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(one)
+        return internals.is_recorded(one) and not internals.is_recorded(other)
+
+
+@_finds
 def are_recorded():
     x = tf.constant(1.0)
     with tf.GradientTape() as tape:

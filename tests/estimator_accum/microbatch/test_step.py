@@ -337,7 +337,36 @@ def _noise_on_weights():
     return step, [kernel, generator.state], (_X,)
 
 
+def _chain_of_noise():
+    """Langevin's: gradients with respect to random numbers of the batch's size."""
+    kernel = _weights(6, 1)
+
+    def energy(x):
+        return tf.tanh(x @ kernel) ** 2
+
+    def step(x):
+        noise = tf.random.stateless_normal([x.shape[0], 6], [1, 2], dtype=tf.float64)
+        # Columns, by chance as many as examples.
+        columns = tf.random.stateless_uniform([23], [3, 4], 0, 6, tf.int32)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                tape.watch(noise)
+                total = tf.reduce_sum(energy(noise))
+            noise -= 0.1 * tape.gradient(total, noise)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(energy(x)) - tf.reduce_mean(energy(noise))
+            rows = tf.gather(x, columns, axis=1) * kernel[0]
+            loss += tf.reduce_mean(
+                tf.reshape(rows, [-1, 23]) @ tf.ones([23, 2], x.dtype)
+            )
+        _descend(tape, loss, [kernel])
+        return loss
+
+    return step, [kernel], (_X,)
+
+
 _STEPS = [
+    _chain_of_noise,
     _contrast,
     _predictor_and_corrector,
     _adversarial_words,
