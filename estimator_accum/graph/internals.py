@@ -493,7 +493,7 @@ def record_of(tape: tf.GradientTape):
 
 
 def is_recorded(tensor: tf.Tensor) -> bool:
-    """Returns whether a tape records what uses a tensor. If renamed, no step is split."""
+    """Returns whether a tape records uses of a tensor. If renamed, no step is split."""
     return pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor])
 
 

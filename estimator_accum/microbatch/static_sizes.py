@@ -52,9 +52,9 @@ class StaticSizes:
     """
 
     def __init__(self, graph: tf.Graph):
-        self._step, self._graph = graph, tf.Graph()
-        self._copies, self._opaque = {}, set()
+        self._step = graph
         self._parts, self._values = {}, []  # whose keys are places in memory
+        self._copies = _Copies(tf.Graph(), self._parts, set(), {})
         self._wholes = []  # shapes of parts, without their components
         self.are_read, self.has_rows, self._has_rank = False, False, True
         self.may_refuse = True
@@ -165,9 +165,9 @@ class StaticSizes:
             return self._parts[_key(tensor)]
         if not isinstance(tensor, tf.Tensor) or tensor.graph is not self._step:
             return None
-        copy = self._copy(tensor)
+        copy = self._copies.of(tensor)
         shape = _of_micro_batch(copy)
-        is_known = shape.is_fully_defined() or copy.ref() not in self._opaque
+        is_known = shape.is_fully_defined() or copy.ref() not in self._copies.opaque
         return shape if is_known else None
 
     def _assumed(self, tensor) -> tf.TensorShape:
@@ -213,8 +213,23 @@ class StaticSizes:
         parts = {value.op for value in self._values if isinstance(value, tf.Tensor)}
         return bool(parts & data_ancestors([tensor.op]).keys())
 
-    def _copy(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of the graph for the unsplit batch."""
+
+class _Copies:
+    """Copies of a graph's tensors in a graph of the unsplit batch.
+
+    Args:
+        graph: That graph.
+        parts: Shapes of the unsplit batch's parts, by references to the tensors.
+        opaque: To fill with references to copies whose shapes cannot be inferred.
+        copies: The copies of a function's arguments.
+    """
+
+    def __init__(self, graph: tf.Graph, parts: dict, opaque: set, copies: dict):
+        self._graph, self._parts = graph, parts
+        self._copies, self.opaque = copies, opaque
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of that graph."""
 
         def before(reference) -> list:
             other = reference.deref()
@@ -251,19 +266,19 @@ class StaticSizes:
             self._copies[tensor.ref()] = copy
             is_flow = functions_of(operation) or operation.type in CONTROL_FLOW_V1
             if is_flow or tensor.dtype == tf.variant:
-                self._opaque.add(copy.ref())
+                self.opaque.add(copy.ref())
             return
         inputs = [self._copies[other.ref()] for other in operation.inputs]
         if functions_of(operation):
             self._call(operation, inputs)
             return
         copies = create_like(operation, self._graph, inputs).outputs
-        is_opaque = any(other.ref() in self._opaque for other in inputs)
+        is_opaque = any(other.ref() in self.opaque for other in inputs)
         for output, copy in zip(operation.outputs, copies, strict=True):
             copy.set_shape(_of_micro_batch(output))
             self._copies[output.ref()] = copy
             if is_opaque:
-                self._opaque.add(copy.ref())
+                self.opaque.add(copy.ref())
 
     def _call(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
         """Copies a function that an operation calls, or all of its branches."""
@@ -272,19 +287,18 @@ class StaticSizes:
         branches = []
         for name in functions_of(operation):
             function = graph_called(operation, name, arguments, number)
-            inner = StaticSizes(function)
-            inner._graph, inner._opaque = self._graph, self._opaque
             pairs = zip(function.inputs, inputs[first:], strict=True)
-            inner._copies = {argument.ref(): copy for argument, copy in pairs}
-            branches.append([inner._copy(output) for output in function.outputs])
+            copies = {argument.ref(): copy for argument, copy in pairs}
+            inner = _Copies(self._graph, self._parts, self.opaque, copies)
+            branches.append([inner.of(output) for output in function.outputs])
         for output, copies in zip(operation.outputs, zip(*branches)):
             shape, *others = map(_of_micro_batch, copies)
             for other in others:
                 shape = shape.most_specific_common_supertype([other])
             copy = tf.compat.v1.placeholder(output.dtype.base_dtype, shape)
             self._copies[output.ref()] = copy
-            if any(copy.ref() in self._opaque for copy in copies):
-                self._opaque.add(copy.ref())
+            if any(copy.ref() in self.opaque for copy in copies):
+                self.opaque.add(copy.ref())
 
 
 def _key(value):

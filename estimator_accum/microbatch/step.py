@@ -540,12 +540,12 @@ class _Trace:
             sizes.add(whole.sliced.values(), specs.values())
 
         def build() -> list[tf.Tensor]:
-            values, made = [whole.sliced for whole in wholes], []
-            make = functools.partial(_make_outside, made)
+            values, variables = [whole.sliced for whole in wholes], []
+            make = functools.partial(_make_outside, variables)
             makes_outside = tf.variable_creator_scope(make)
             with makes_outside, sizes.shown(), taking_rows(wholes, sizes):
                 results = self._flat_results(self._batch.call(step, values))
-            if made and self._is_first:
+            if variables and self._is_first:
                 raise _MakesVariablesError(are_made=True)
             return results
 
@@ -618,11 +618,11 @@ def _passes_of(phase: StepPhase) -> list[Turn]:
     return [turn for turn, work in passes.items() if work.micro_ops]
 
 
-def _make_outside(made: list, make: Callable, **arguments) -> tf.Variable:
+def _make_outside(variables: list, make: Callable, **arguments) -> tf.Variable:
     """Makes a variable outside of the graph, as tf.function does at a first call.
 
     Args:
-        made: The step's variables so far.
+        variables: The step's variables so far.
         make: Makes a variable.
         **arguments: Its arguments.
     """
@@ -636,7 +636,7 @@ def _make_outside(made: list, make: Callable, **arguments) -> tf.Variable:
     with tf.init_scope():
         variable = make(**arguments)
     if not is_of_library(value):
-        made.append(variable)
+        variables.append(variable)
     return variable
 
 
