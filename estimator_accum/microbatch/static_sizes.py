@@ -209,6 +209,22 @@ class StaticSizes:
         partial = zip(before.as_list(), unsplit.as_list(), shape.as_list(), strict=True)
         return tf.TensorShape([new if k is None else old for old, k, new in partial])
 
+    def without_number(
+        self, tensor: tf.Tensor, shape: tf.TensorShape
+    ) -> tf.TensorShape:
+        """Returns a shape, with None in place of the number of rows for the unsplit batch.
+
+        Args:
+            tensor: A tensor of the step, of known rank.
+            shape: The shape that a layer sets, of the same rank.
+        """
+        are_read = self.are_read
+        with contextlib.suppress(ValueError):  # it cannot be inferred
+            if self.has_rows and self.of(tensor)[0] == shape[0]:
+                return tf.TensorShape([None, *shape[1:]])
+        self.are_read = are_read
+        return shape
+
     def _is_of_batch(self, tensor: tf.Tensor) -> bool:
         parts = {value.op for value in self._values if isinstance(value, tf.Tensor)}
         return bool(parts & data_ancestors([tensor.op]).keys())
@@ -327,18 +343,26 @@ def _set_shape(tensor: tf.Tensor, shape) -> None:
     # A shape that says no more asks for no size.
     is_new = not shape.is_compatible_with(before) or before != before.merge_with(shape)
     if is_new and before.rank is not None and shape.rank is not None:
-        sizes = None if before.is_fully_defined() else _sizes_here()
-        if sizes is not None:
+        sizes = None if before.is_fully_defined() else _sizes_around()
+        if sizes is not None and is_shape_read_outside():
             shape = sizes.set_to(tensor, shape)
+        elif sizes is not None and before[0] is None and shape[0] is not None:
+            shape = sizes.without_number(tensor, shape)  # a layer had it of its input
     _originals[_SET_SHAPE](tensor, shape)
 
 
 def _sizes_here() -> StaticSizes | None:
     """Returns the sizes that the code reads that is run; None for those of the graph."""
+    sizes = _sizes_around()
+    return sizes if sizes is not None and is_shape_read_outside() else None
+
+
+def _sizes_around() -> StaticSizes | None:
+    """Returns the sizes of the default graph, or of one around it, while code reads them."""
     graph, sizes = tf.compat.v1.get_default_graph(), None
     while sizes is None and graph is not None:
         sizes, graph = getattr(graph, _SIZES, None), outer_graph_of(graph)
-    return sizes if sizes in _users and is_shape_read_outside() else None
+    return sizes if sizes in _users else None
 
 
 def sizes_of_graph(graph: tf.Graph) -> StaticSizes:

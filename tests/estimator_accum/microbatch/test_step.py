@@ -1070,6 +1070,7 @@ def _reshapes_of_its_size(mixes=False):
 
 def _generator_of_its_size(call=lambda function, z: function(z)):
     """Draws a generator's noise for as many examples as the batch has."""
+    _dense_of_keras()  # makes its variables
     kernels, network = _network(6, 1)
     generator, make = _network(2, 6)
     state = tf.Variable([1, 2])
@@ -1095,6 +1096,19 @@ def _transposed_convolution(function, z):
     return function(tf.reshape(images, [-1, 2]))
 
 
+@functools.cache
+def _dense_of_keras():
+    keras = importlib.import_module("keras")
+    layer = keras.layers.Dense(2, kernel_initializer="ones", dtype="float64")
+    layer.build([None, 1, 2])
+    return layer
+
+
+def _layer_of_keras(function, z):
+    """Calls a layer that may set the static shape of its outputs."""
+    return function(_dense_of_keras()(z[:, None])[:, 0])
+
+
 @pytest.mark.parametrize("number", [3, 4])
 @pytest.mark.parametrize(
     "make",
@@ -1103,6 +1117,7 @@ def _transposed_convolution(function, z):
         _reshapes_of_its_size,
         _generator_of_its_size,
         functools.partial(_generator_of_its_size, _transposed_convolution),
+        functools.partial(_generator_of_its_size, _layer_of_keras),
     ],
 )
 def test_what_reads_the_size_of_the_batch_is_split_with_it(caplog, make, number):
