@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.devices import of_strings
+
 _FOR_EACH_EXAMPLE = (
     "; an optimizer that takes one for each example, for privacy say, trains by "
     "AccumulatingOptimizer(optimizer, K).minimize(losses)"
@@ -89,9 +91,10 @@ def check_weight(weight) -> tf.Tensor:
             # `not (weight < 0)` to `weight >= 0`, which is False for it.
             is_allowed = tf.logical_or(is_allowed, tf.math.is_nan(weight))
         words = "`weight` must be >= 0, 0 for a micro-batch that does not count."
-        refused = tf.raw_ops.Assert(
-            condition=is_allowed, data=[f"{words} Received:", weight]
-        )
+        with of_strings():
+            refused = tf.raw_ops.Assert(
+                condition=is_allowed, data=[f"{words} Received:", weight]
+            )
         with tf.control_dependencies([refused]):
             return tf.identity(weight)
     if number > 0 or (number == 0 and tf.executing_eagerly()):

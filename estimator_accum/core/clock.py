@@ -17,6 +17,7 @@ import tensorflow as tf
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.options import AccumulationSteps, Options
 from estimator_accum.graph.branches import run_either
+from estimator_accum.graph.devices import of_strings
 from estimator_accum.graph.variables import add_to, set_to
 
 
@@ -137,9 +138,10 @@ def _scheduled(steps) -> tf.Tensor:
             f"{received}. Cast it to tf.int64."
         )
     # A schedule below 1 is a mistake: each window would close after one micro-step.
-    at_least_one = tf.debugging.assert_positive(
-        steps, message="`gradient_accumulation_steps` must return an integer >= 1"
-    )
+    with of_strings():
+        at_least_one = tf.debugging.assert_positive(
+            steps, message="`gradient_accumulation_steps` must return an integer >= 1"
+        )
     with tf.control_dependencies([at_least_one]):
         return tf.cast(tf.identity(steps), tf.int64)
 

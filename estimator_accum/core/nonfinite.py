@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient, half_squared_norms, values_of
 from estimator_accum.graph.branches import either, run_either
+from estimator_accum.graph.devices import of_strings
 
 _MOST_NAMES = 3  # variables that an error names
 _HEALTH = 2  # mode with two numbers: the tensor's id, and 1 for NaN or infinity
@@ -156,8 +157,10 @@ def _raise_unless_finite(
         ]
         is_bad = tf.ensure_shape(tf.stack(summaries), [len(names), 2])[:, 1]
         finite = tf.equal(is_bad, 0.0)
-        message = _message(finite, names, values.micro_step)
-        return [tf.raw_ops.Assert(condition=tf.reduce_all(finite), data=[message])]
+        is_good = tf.reduce_all(finite)
+        with of_strings():
+            message = _message(finite, names, values.micro_step)
+            return [tf.raw_ops.Assert(condition=is_good, data=[message])]
 
     is_finite = tf.reduce_all(tf.math.is_finite(halves))
     return run_either(is_finite, list, read_and_assert)

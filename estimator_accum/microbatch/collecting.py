@@ -17,6 +17,7 @@ import tensorflow as tf
 from estimator_accum.core.arguments import check_scalar
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.graph.branches import run_either
+from estimator_accum.graph.devices import of_strings
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.staging import Slot
@@ -245,17 +246,19 @@ def _write_rows(
         first = tf.raw_ops.VariableShape(input=slot.handle, out_type=tf.int64)
         span = first[axis] // batch.divisor(batch.rows)
         expected = tf.concat([first[:axis], [batch.size * span], first[axis + 1 :]], 0)
-        fits = tf.raw_ops.Assert(
-            condition=tf.reduce_all(tf.equal(shape, expected)),
-            data=[
-                f"{_ONE_ROW} Received: {tensor.name} of shape",
-                shape,
-                "in place of",
-                expected,
-                "Reshape it, or pad all micro-batches alike.",
-            ],
-            summarize=10,
-        )
+        is_equal = tf.reduce_all(tf.equal(shape, expected))
+        with of_strings():
+            fits = tf.raw_ops.Assert(
+                condition=is_equal,
+                data=[
+                    f"{_ONE_ROW} Received: {tensor.name} of shape",
+                    shape,
+                    "in place of",
+                    expected,
+                    "Reshape it, or pad all micro-batches alike.",
+                ],
+                summarize=10,
+            )
         setattr(fits, OWN_CHECK, True)
     before = [tf.constant(0, tf.int64)] * axis
     with tf.control_dependencies([fits]):

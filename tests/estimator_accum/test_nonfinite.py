@@ -285,6 +285,23 @@ def test_a_weight_that_is_nan_is_for_the_policy(policy, value):
     assert float(run.session.run(run.x)[0]) == value
 
 
+def test_strings_are_on_no_gpu():
+    """Else a session without soft placement would not run the train op."""
+    with tf.device("/gpu:0"):
+        x, weight = v1.get_variable("x", initializer=0.0), v1.placeholder(tf.int32, [])
+        options = {"weight": weight, "on_nonfinite": "raise"}
+        make_accumulating_train_op(x, sgd(), lambda step: step + 1, **options)
+    definition = v1.get_default_graph().as_graph_def()
+    inner = [n for function in definition.library.function for n in function.node_def]
+    nodes = [*definition.node, *inner]
+    of_strings = [
+        n for n in nodes if n.attr["dtype"].type == tf.string.as_datatype_enum
+    ]
+    of_strings += [n for n in nodes if n.op in ("StringJoin", "ReduceJoin", "AsString")]
+    assert len(of_strings) > 6
+    assert [n.name for n in of_strings if "GPU" in n.device.upper()] == []
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("policy", ["raise", "skip_micro_batch", "skip_window"])
 def test_a_mean_over_nothing_adds_nothing(policy, place):

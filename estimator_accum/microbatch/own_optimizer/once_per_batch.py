@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from estimator_accum.graph.devices import of_strings
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.microbatch.batch import WholeBatch
@@ -210,7 +211,8 @@ def _check_guards(batch: WholeBatch, views: list[View]) -> dict:
     for guard in guards.values():
         with tf.control_dependencies(None):
             holds = guard.holds(batch.size)
-            check = tf.raw_ops.Assert(condition=holds, data=["row"])
+            with of_strings():
+                check = tf.raw_ops.Assert(condition=holds, data=["row"])
             batch.works.add(Work(micro_ops=[check]))
             checks[check] = guard
     return checks
