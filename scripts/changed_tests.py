@@ -10,7 +10,7 @@ on the modules of the names that it uses, and not on all names that the package 
 
 The nearest tests of a file import it, are named after it, or lie in the folder of its
 room. If only texts of a file have changed, its messages, docstrings and comments, the
-nearest tests are those with a string that the changed words match.
+nearest tests are the first four with a string that the changed words match.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import ast
 import collections
 import difflib
 import itertools
+import math
 import pathlib
 import re
 import subprocess
@@ -271,11 +272,15 @@ def chosen_tests(
     """
     texts = {} if takes_all else {path: t for path, t in texts.items() if t is not None}
     others = [path for path in changed if path not in texts]
-    matching = matching_files(itertools.chain(*texts.values()), sources)
-    helpers = {path for path in matching if not _is_test(path)}
-    graph = dependencies(sources) if others or helpers else {}
+    matching = {path: matching_files(t, sources) for path, t in texts.items()}
+    helpers = {path for path in set().union(*matching.values()) if not _is_test(path)}
+    are_many = any(len(files) > _ENOUGH for files in matching.values())
+    graph = dependencies(sources) if others or helpers or are_many else {}
     near = {path for path, far in _distances(helpers, graph).items() if far <= 1}
-    near |= matching
+    for path, files in matching.items():
+        distances = _distances([path], graph)
+        nearest = sorted(files, key=lambda file: (distances.get(file, math.inf), file))
+        near |= {*nearest[:_ENOUGH]}
     reasons = ["those that match the changed texts"] if texts else []
     for path in texts:
         near |= {path, *_TEXT_READERS[pathlib.Path(path).suffix]}

@@ -127,6 +127,15 @@ def test_the_nearest_tests_come_first_and_all_if_asked(changed, tests):
     assert len(_chosen(changed, "a = 1", "a = 2", takes_all=True)) == len(everything)
 
 
+def test_of_many_tests_of_a_text_the_nearest_are_chosen():
+    others = {f"tests/a/test_{i}.py": "MATCH = 'be at least 2'" for i in range(9)}
+    near = {"tests/room/test_near.py": "from room import one\nM = 'be at least 2'"}
+    sources = _SOURCES | {"room/_a.py": _MESSAGE} | others | near
+    texts = {"room/_a.py": changed_texts(_MESSAGE, _MESSAGE.replace("least", "most"))}
+    tests, _ = chosen_tests(["room/_a.py"], texts, sources)
+    assert tests >= near.keys() and len(tests & others.keys()) == 3
+
+
 def test_a_folder_within_a_room_has_the_rooms_tests():
     sources = _SOURCES | {
         "room/hall/wide.py": "import room.hall.under.deep",
