@@ -139,7 +139,7 @@ def _check_folder(settings: Settings, description: Mapping[str, Any]) -> None:
     changing = {_EARLIER}
     if before.get(_EARLIER, []) != description[_EARLIER]:
         changing.add(_EPOCHS)
-    if "init_checkpoint" in before:  # an older run, with its path alone
+    if START_CHECKSUM not in before:  # an older run
         changing.add(START_CHECKSUM)
     check_same(
         folder,

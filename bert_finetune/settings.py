@@ -87,6 +87,7 @@ class Settings(RunSettings):
         None,
         "Checkpoint to start from, e.g. bert_model.ckpt.",
         _ADDRESS,
+        decides=True,
         is_path=True,
         group=DATA,
     )

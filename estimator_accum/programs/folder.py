@@ -19,7 +19,7 @@ SETTINGS_FILE, EVAL_RESULTS = "run_settings.json", "eval_results.txt"
 METRICS = "train_metrics.csv"  # which the chief writes
 FLAGS = "flags"  # key of the flags in `run_settings.json`
 EXAMPLES_CHECKSUM, VOCABULARY_CHECKSUM = "examples_checksum", "vocabulary_checksum"
-START_CHECKSUM = "init_checkpoint_checksum"
+START, START_CHECKSUM = "init_checkpoint", "init_checkpoint_checksum"
 PLACE = "a path of this machine, without ~"
 OTHER_PLACE = (
     "Use $HOME for ~, and mount other storage, or copy its files to this machine."
@@ -132,6 +132,8 @@ def check_same(
         return
     before = _flat(run)
     for name, value in _flat(now).items():
+        if name == f"--{START}":  # a path, which may be another one at each start
+            continue
         # A setting that is on or off was off where a run does not name it.
         if before.get(name, False if value is False else None) != value:
             what = _CHECKSUMS.get(name, f"{name}={before.get(name)}, not {value}")
