@@ -63,8 +63,8 @@ def test_two_replicas_train_as_one_with_the_joined_batch(tmp_path, kind, strateg
         assert (number_of_masks, difference < 1e-12) == (masks, True)
     for difference, *reductions in report["cut"] if is_cut else []:
         assert difference < 1e-12
-        # Keras 3 makes variables in the first trace, which is repeated with them.
-        assert set(reductions) == {2 if kind.is_3 else 1}
+        # Keras makes variables in the first trace, which is repeated with them.
+        assert set(reductions) == {2}
 
 
 def test_a_saved_window_goes_on_with_another_number_of_replicas(tmp_path, kind):
