@@ -145,8 +145,11 @@ def _clipped_by_slices(loss, steps=_STEPS):
     )
 
 
-@pytest.mark.parametrize("name", _LOOKUPS)
-@pytest.mark.parametrize("clip", [_clip_all, _clip_each])
+@pytest.mark.parametrize(
+    ("clip", "name"),
+    [(_clip_all, name) for name in _LOOKUPS]
+    + [(_clip_each, name) for name in [*_LOOKUPS][::3]],
+)
 def test_a_norm_of_slices_is_that_of_the_batch_at_once(name, clip):
     expected = _train(_changed_by(clip, _descent()), _LOOKUPS[name], 16)
     ours = AccumulatingOptimizer(_descent(), _STEPS)

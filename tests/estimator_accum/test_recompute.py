@@ -138,6 +138,7 @@ def _session():
 
 
 @functools.cache
+@functools.cache
 def _trained(wrap, layer):
     """Returns the loss and every variable after three updates with two layers."""
     with tf.Graph().as_default():
