@@ -170,6 +170,12 @@ def test_micro_batches_count_by_their_weight(kind, by_argument):
     assert variable.numpy() == -2.0
 
 
+# The losses of a model are those of any optimizer.
+_one_kind = pytest.mark.parametrize(
+    "kind", [("keras", "new")], ids="-".join, indirect=True
+)
+
+
 def _mean_of_8(y, prediction):
     losses = tf.reduce_mean(tf.square(y - prediction), 1)
     return tf.nn.compute_average_loss(losses, global_batch_size=8)
@@ -192,6 +198,7 @@ def _mean_of_batch(y, prediction):
         (28, 2, None, {"loss": _mean_of_batch}, True),
     ],
 )
+@_one_kind
 def test_a_short_batch_of_fit_is_warned_of(
     kind, examples, steps, weight, options, is_warned, caplog
 ):
@@ -219,6 +226,7 @@ def test_gradients_from_outside_of_the_step_are_taken(kind):
     assert [v.numpy() for v in variables] == [0.0, -1.0, -2.0]
 
 
+@_one_kind
 def test_a_short_batch_of_an_own_step_is_warned_of(kind, caplog):
     optimizer = accumulate(kind.optimizer("SGD", 0.1), 2)
     variable = tf.Variable(1.0)
@@ -292,6 +300,7 @@ def test_an_embedding_of_one_slice_a_row_is_clipped_as_in_the_big_batch(
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
+@_one_kind
 def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
     def loss(y, prediction):
         mask = tf.cast(y > 0.5, prediction.dtype) if is_masked else tf.ones_like(y)
@@ -308,6 +317,7 @@ def test_a_mean_over_tokens_in_keras_is_warned_of(kind, is_masked, caplog):
 @pytest.mark.parametrize(
     ("loss", "is_joining"), [("of_shares", 1), ("of_each_example", 0)]
 )
+@_one_kind
 def test_other_divisors_in_keras_are_told_apart(kind, loss, is_joining, caplog):
     def of_shares(y, prediction):
         return 1 - tf.reduce_sum(y * prediction) / tf.reduce_sum(y + prediction)
@@ -324,6 +334,7 @@ def test_other_divisors_in_keras_are_told_apart(kind, loss, is_joining, caplog):
     assert caplog.text.count("is not a mean over examples alone") == is_joining
 
 
+@_one_kind
 def test_a_masked_sequence_is_a_mean_over_tokens(kind, caplog):
     layers, optimizer = kind.keras.layers, kind.optimizer("SGD", 0.1)
     model = kind.keras.Sequential(
