@@ -530,6 +530,22 @@ def test_a_generator_draws_numbers_for_each_micro_batch():
     assert len(np.unique(noise)) == noise.size
 
 
+def test_draws_from_a_variables_seeds_are_others_in_each_micro_batch():
+    """As layers of Keras 3 draw."""
+    kernel, seeds = _weights(6, 3), tf.Variable([1, 2])
+
+    def step(x):
+        noise = tf.random.stateless_normal(tf.shape(x), seeds, dtype=tf.float64)
+        seeds.assign_add([1, 0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(((x + noise) @ kernel) ** 2)
+        _descend(tape, loss, [kernel])
+        return noise
+
+    noise = microbatch_step(step, 4)(_X).numpy()
+    assert len(np.unique(noise)) == noise.size
+
+
 def test_a_generator_draws_once_for_each_batch_what_all_examples_share(caplog):
     def make():
         generator, kernel = tf.random.Generator.from_seed(1), _weights(6, 3)
