@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
+from estimator_accum.core.interception import is_interception_off
 from estimator_accum.graph.functions import functions_of, graph_called
 from estimator_accum.graph.internals import (
     create_like,
@@ -218,9 +219,12 @@ class StaticSizes:
             tensor: A tensor of the step, of known rank.
             shape: The shape that a layer sets, of the same rank.
         """
+        # The shape of a gradient is that of its variable.
+        if is_interception_off() or not self.has_rows or not self._is_of_batch(tensor):
+            return shape
         are_read = self.are_read
         with contextlib.suppress(ValueError):  # it cannot be inferred
-            if self.has_rows and self.of(tensor)[0] == shape[0]:
+            if self.of(tensor)[0] == shape[0]:
                 return tf.TensorShape([None, *shape[1:]])
         self.are_read = are_read
         return shape
