@@ -86,7 +86,13 @@ class CsvReport(Report):
             for row in rows:
                 float(row[self._unit])
             return [row for row in rows if int(row["update_step"]) <= update_step]
-        except (OSError, ValueError, csv.Error) as error:
+        except OSError as error:
+            reason = str(error).rstrip(". ")
+            raise ValueError(
+                f"{self._path} must be a file that this machine can read. Received: "
+                f"{reason}. Use another folder."
+            ) from error
+        except (ValueError, csv.Error) as error:
             raise ValueError(
                 f"{self._path} must have the columns "
                 f"{','.join(self._columns)}. Received: {error}. Use another folder."
