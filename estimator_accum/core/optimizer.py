@@ -24,7 +24,7 @@ from estimator_accum.core.interception import without_interception
 from estimator_accum.core.linear import check_own_gradients
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.multipliers import Multipliers
-from estimator_accum.core.options import AccumulationSteps, Options
+from estimator_accum.core.options import AccumulationSteps, Options, check_minimize
 from estimator_accum.core.registry import get_windows
 from estimator_accum.core.replica_context import check_replica_context
 from estimator_accum.core.trained import check_trained
@@ -99,6 +99,12 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name or "AccumulatingOptimizer")
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self._optimizer = optimizer
+
+    @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
+    def minimize(self, *args, **kwargs) -> tf.Operation:
+        """Returns the train op, as TensorFlow's `minimize` does."""
+        check_minimize(self._optimizer)
+        return super().minimize(*args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def compute_gradients(self, loss, *args, **kwargs) -> list[tuple]:

@@ -145,11 +145,16 @@ def _check_optimizer(optimizer) -> None:
             "`optimizer` must not accumulate already. Received: "
             f"{type(innermost(optimizer)).__name__}. Pass the optimizer inside of it."
         )
+
+
+def check_minimize(optimizer) -> None:
+    """Raises TypeError if a train op would leave out changes that `minimize` makes."""
     if overrides_minimize(optimizer):
         raise TypeError(
             "`optimizer` must not override minimize(), which would not be called. "
             f"Received: {type(innermost(optimizer)).__name__}. Override "
-            "compute_gradients() or apply_gradients()."
+            "compute_gradients() or apply_gradients(), or call these two of an "
+            "AccumulatingOptimizer."
         )
 
 

@@ -14,7 +14,7 @@ from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.interception import without_interception
 from estimator_accum.core.linear import check_own_gradients
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
-from estimator_accum.core.options import AccumulationSteps, Options
+from estimator_accum.core.options import AccumulationSteps, Options, check_minimize
 from estimator_accum.core.replica_context import check_replica_context
 from estimator_accum.core.replica_divisor import divisor_of_next_loss
 from estimator_accum.core.trained import (
@@ -134,6 +134,7 @@ def make_accumulating_train_op(
         tf.errors.InvalidArgumentError: From the session, if `on_nonfinite` is "raise".
     """
     options = Options.of(locals()).inside(current_batch())
+    check_minimize(optimizer)
     clock = clock_of(options)
     check_replica_context(optimizer)
     loss = check_loss(loss)

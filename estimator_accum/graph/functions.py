@@ -152,6 +152,7 @@ def operations_with_own_gradients(
     return [
         operation
         for operation in operations
+        if operation.type != "Const"  # whose node copies its numbers
         if is_own(operation.node_def)
         or any(map(is_own, nodes_of(functions_of(operation), library)))
     ]

@@ -1,7 +1,5 @@
 """`AccumulationCallback`, which watches the windows of `fit`."""
 
-import math
-
 import tensorflow as tf
 
 from estimator_accum.keras._keras_3 import Keras3
@@ -25,7 +23,7 @@ class AccumulationCallback:
     Adds to the logs of `fit` (History, CSVLogger, TensorBoard, the progress bar):
         `updates`, the number of optimizer updates, after each epoch (Keras 3: after
         each batch), and `window_loss`, the mean loss of the last window that closed,
-        after each batch; NaN after an epoch if none has closed in this `fit`.
+        after each batch, once one has closed in this `fit`.
 
     Raises:
         ValueError: If `partial_window` is not one of these values.
@@ -163,15 +161,14 @@ class AccumulationCallback:
         optimizer = self._optimizer
         updates = int(optimizer.iterations.numpy())
         has_updated = updates != self._first_update
-        # Every epoch has the same keys, which CSVLogger and tables of History need.
         if logs is None or not (has_updated or is_epoch):
             return
         # The bar of Keras 2 would show the mean of all values so far.
         if is_epoch or isinstance(optimizer, Keras3):
             logs["updates"] = updates
-        if optimizer.window_loss is not None:
-            loss = optimizer.window_loss.numpy() if has_updated else math.nan
-            logs["window_loss"] = float(loss)
+        # Without a window there is none: EarlyStopping would take NaN for no progress.
+        if has_updated and optimizer.window_loss is not None:
+            logs["window_loss"] = float(optimizer.window_loss.numpy())
 
 
 def _do_nothing(*args, **kwargs) -> None:

@@ -46,7 +46,7 @@ _KINDS = {*ELEMENTWISE, *_ARITHMETIC, "ConcatV2", "Pack"}
 _LAYERS = {
     **dict.fromkeys(["MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "Einsum"], 0),
     **dict.fromkeys(["DepthwiseConv2dNative"], 0),
-    **dict.fromkeys(["GatherV2", "ResourceGather"], 1),  # see _are_examples
+    **dict.fromkeys(["GatherV2", "ResourceGather"], 1),  # along the first axis
     **dict.fromkeys(["Conv2DBackpropInput", "Conv3DBackpropInputV2"], 2),
 }
 
@@ -76,7 +76,7 @@ class _Rows:
         if kind == "Reshape":
             return [tensors[0], self._target_of(*tensors)]
         if kind in _LAYERS:
-            if "Gather" in kind and not self._are_examples(tensors):
+            if kind == "GatherV2" and tf.get_static_value(tensors[2]) != 0:
                 return tensors
             return self._inputs_of_layer(tensors, _LAYERS[kind])
         if kind not in _KINDS:
@@ -90,15 +90,9 @@ class _Rows:
         if rows is not tensors[place]:
             changed[place] = rows
             if place == 2:  # a transposed convolution gets its output's size, too
-                changed[0] = tf.concat([tf.shape(rows)[:1], tensors[0][1:]], 0)
+                size = tf.shape(rows, tensors[0].dtype)[:1]
+                changed[0] = tf.concat([size, tensors[0][1:]], 0)
         return changed
-
-    def _are_examples(self, tensors: list) -> bool:
-        """Returns whether the indices of a lookup may be one for each example."""
-        _, indices, *axis = tensors
-        is_first = all(np.all(tf.get_static_value(place) == 0) for place in axis)
-        numbers = [number for _, number in self._numbers()]
-        return is_first and bool(indices.shape.rank) and indices.shape[0] in numbers
 
     def _drawn_rows_of(self, tensor):
         """Returns the rows of random numbers of all examples, others as they are."""

@@ -198,8 +198,14 @@ class StaticSizes:
         unsplit = self._inferred(tensor)
         if unsplit is None and not sets_rows:
             return shape
-        if unsplit is None:
-            unsplit = self.of(tensor) if self.may_refuse else before
+        if unsplit is None and self.may_refuse:
+            unsplit = self.of(tensor)
+        elif unsplit is None:
+            unsplit = tf.TensorShape([shape[0], *before[1:]])
+        elif _key(tensor) in self._parts:
+            self._parts[_key(tensor)] = unsplit.merge_with(shape)
+        else:
+            _originals[_SET_SHAPE](self._copies.of(tensor), shape)
         unsplit.assert_is_compatible_with(shape)
         if sets_rows and unsplit[0] is None and self._is_of_batch(tensor):
             raise ValueError(
@@ -316,6 +322,7 @@ class _Copies:
             for other in others:
                 shape = shape.most_specific_common_supertype([other])
             copy = tf.compat.v1.placeholder(output.dtype.base_dtype, shape)
+            copy.set_shape(_of_micro_batch(output))
             self._copies[output.ref()] = copy
             if any(copy.ref() in self.opaque for copy in copies):
                 self.opaque.add(copy.ref())

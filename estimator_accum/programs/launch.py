@@ -236,7 +236,8 @@ class _Task:
         """Returns whether all processes of a task that got SIGTERM have ended."""
         if self.code is None:
             return False
-        if not self._is_passed_on:
+        # A script that ends by itself has passed the signal on, or has its own way.
+        if self.code < 0 and not self._is_passed_on:
             self._is_passed_on = True
             groups.send_signal(self.process.pid, signal.SIGTERM)
         return not groups.is_running(self.process.pid)

@@ -96,7 +96,8 @@ def tf_config(addresses: str, workers: int, environment: Mapping[str, str]) -> s
 def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> int:
     """Runs a command to its end; returns its exit code, 128 + N after signal N.
 
-    After a signal, the end is that of all processes of its group.
+    After a signal that ends it, such as a shell, the end is that of all processes of its
+    group, which get the signal; a second one kills them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until a process can get them
     process = subprocess.Popen(
@@ -113,13 +114,13 @@ def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> i
         if process.returncode is None:
             process.send_signal(number)
         else:
-            groups.send_signal(process.pid, number)
+            groups.send_signal(process.pid, signal.SIGKILL)
 
     before = {number: signal.signal(number, forward) for number in _SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         code = process.wait()
-        if received:
+        if received and code < 0:  # else the command has passed it on, or not at will
             groups.send_signal(process.pid, received[-1])
             while groups.is_running(process.pid):
                 time.sleep(_SECS_BETWEEN_LOOKS)

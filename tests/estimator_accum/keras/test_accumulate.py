@@ -596,13 +596,13 @@ def test_a_fit_that_fails_leaves_the_next_one_its_choice(kind):
     assert int(optimizer.micro_steps.numpy()) == 2  # 1 + 5 micro-steps
 
 
-def test_epochs_in_which_no_window_closed_have_the_same_keys(kind):
+def test_an_epoch_in_which_no_window_closed_has_no_loss_of_one(kind):
     optimizer = accumulate(kind.optimizer("SGD", 0.05), 2)
     callbacks = [AccumulationCallback()]
     model, data = kind.dense_model(), dense_data(8)
     history = fit(model, optimizer, data, 8, 3, callbacks=callbacks).history
     assert history["updates"] == [0, 1, 1]
-    assert np.isnan(history["window_loss"]).tolist() == [True, False, False]
+    assert len(history["window_loss"]) == 2
 
 
 def _interrupt(batch, logs):

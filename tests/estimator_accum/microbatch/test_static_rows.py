@@ -356,6 +356,15 @@ def test_a_size_behind_a_loop_is_refused_unless_none_is_the_same(name):
             build(_of_size(flow), _BATCH)
 
 
+def test_a_shape_may_be_set_behind_a_loop():
+    def repaired(errors, x, n):
+        rows = tf.map_fn(lambda row: 2 * row, x)
+        rows.set_shape([x.shape[0], 3])
+        return tf.reduce_mean(errors) + tf.reduce_mean(rows)
+
+    build(_model_fn(repaired), _BATCH)
+
+
 def test_a_sparse_part_has_no_number_of_examples():
     """Its shape, of two numbers, is none of them."""
 

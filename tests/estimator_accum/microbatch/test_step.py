@@ -1257,6 +1257,18 @@ def test_sizes_of_a_signature_are_those_of_its_function():
         microbatch_step(step, 2)(_Y)
 
 
+@pytest.mark.parametrize("is_slice", [False, True])
+def test_a_shape_that_is_set_is_read_afterwards(is_slice):
+    def step(x):
+        columns = tf.constant(5) + tf.cast(x[0, 0] * 0, tf.int32)
+        crop = tf.function(lambda x, n: x[:, :n])
+        part = x[:, :columns] if is_slice else crop(x, columns)
+        part.set_shape([None, 5])
+        return part.shape.as_list()
+
+    assert [*map(int, microbatch_step(step, 4)(_X))] == [23, 5]
+
+
 def test_a_size_from_a_loop_is_refused():
     def step(x):
         branch = tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x)

@@ -63,3 +63,16 @@ def test_a_signal_lets_the_command_save(wrapper):
         assert done.stdout.readline() == "ready\n"
         done.send_signal(signal.SIGTERM)
         assert done.wait() == 143 and done.stdout.read() == "saved\n"
+
+
+def test_a_script_that_passes_a_signal_on_is_left_alone():
+    saves = "trap 'echo saved; i=3000' TERM; echo ready; "
+    saves += "for ((i = 0; i < 3010; i++)); do sleep 0.05; done"
+    script = "trap 'kill $program' TERM; bash -c \"$0\" & program=$!; wait $program"
+    command = [sys.executable, "-m", "estimator_accum", "task"]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    options = {"stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen([*command, "bash", "-c", script, saves], **options) as done:
+        assert done.stdout.readline() == "ready\n"
+        done.send_signal(signal.SIGTERM)
+        assert done.wait() == 143 and done.stdout.read() == "saved\n"
