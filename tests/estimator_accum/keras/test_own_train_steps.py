@@ -14,9 +14,11 @@ _N = 10
 @pytest.fixture
 def keras():
     module = importlib.import_module("keras")
-    module.backend.set_floatx("float64")
-    yield module
-    module.backend.set_floatx("float32")
+    for dtype in ("float64", "float32"):
+        module.backend.set_floatx(dtype)
+        module.mixed_precision.set_global_policy(dtype)  # else one that was set stays
+        if dtype == "float64":
+            yield module
 
 
 def _x(*shape):
