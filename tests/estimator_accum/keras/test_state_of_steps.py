@@ -336,7 +336,7 @@ def test_a_loss_may_have_the_gradient_with_respect_to_inputs(keras, number):
 
 @pytest.mark.parametrize("name", ["Nadam", "Adafactor", "ScheduleFreeAdamW"])
 def test_an_optimizer_is_built_as_in_the_first_call_of_a_tf_function(keras, name):
-    """Which these do in Python, too, and by writes that the second trace does not have."""
+    """They build in Python, and by writes; the second trace has neither."""
     if not hasattr(keras.optimizers, name):
         pytest.skip(f"Keras 2 has no {name}")
 
