@@ -65,10 +65,13 @@ def test_a_signal_lets_the_command_save(wrapper):
         assert done.wait() == 143 and done.stdout.read() == "saved\n"
 
 
-def test_a_script_that_passes_a_signal_on_is_left_alone():
-    saves = "trap 'echo saved; i=3000' TERM; echo ready; "
+def test_a_script_that_passes_a_signal_on_is_left_alone(tmp_path):
+    """It ends while its program still saves."""
+    file = tmp_path / "saving"
+    saves = f"trap 'echo saved; touch {file}; i=3000' TERM; echo ready; "
     saves += "for ((i = 0; i < 3010; i++)); do sleep 0.05; done"
-    script = "trap 'kill $program' TERM; bash -c \"$0\" & program=$!; wait $program"
+    ends = rf"kill \$!; until [ -e {file} ]; do sleep 0.01; done; exit 143"
+    script = f'trap "{ends}" TERM; bash -c "$0" & wait $!'
     command = [sys.executable, "-m", "estimator_accum", "task"]
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     options = {"stdout": subprocess.PIPE, "text": True, "env": environment}
