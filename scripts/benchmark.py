@@ -11,6 +11,8 @@ contains ratios, with their quartiles over the rounds. Its parts:
     fit       Keras's `fit` with `estimator_accum.keras.accumulate` and without
     keras_batches  cost and memory of batches of a Keras model: in 8 micro-batches and
               unsplit, with losses that need one pass and two
+    steps     processor time of the first call of a step of TensorFlow 2, and time of a
+              call without work, by `microbatch_step` and by tf.function
     growth    time of an update / K, from K=2 to K=64
     unedited  time of an update of a model_fn with its own optimizer, in 4 and whole
     spot_check  memory and time of the first updates of a split model_fn, with and without

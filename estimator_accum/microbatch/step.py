@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ from estimator_accum.seed import number_batches
 
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
 _ARRAYS = (np.ndarray, np.generic)
+_LONG_SECS = 10  # of a trace
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -201,7 +203,11 @@ class Step:
             batch = self._generalize(batch)
             trace = self._trace_of(batch)
         if trace is None:
+            since = time.monotonic()
             trace = self._trace(batch, args, kwargs)
+            secs = time.monotonic() - since
+            if secs > _LONG_SECS:
+                _logger.info("micro-batches: the step was traced in %d s", secs)
             key = batch.key_with_sizes if trace.reads_sizes else batch.key
             self._traces[key] = trace
         if self._last not in (None, trace):  # each has sums of the model's size

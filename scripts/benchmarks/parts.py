@@ -144,6 +144,25 @@ def _counted_mb(spec: dict) -> float:
         return contenders["counted"].facts["peak_bytes"] / 1e6
 
 
+def steps(size: str, flags) -> Rows:
+    """Compares the first call of a step, which traces it, and a call without work."""
+    numbers = {"tf.function": 1, f"split in {_PARTS}": _PARTS}
+    spec = _spec(size, flags) | {"batch_size": _PARTS * flags.micro_batch_size}
+    programs = {
+        way: ("steps", spec | {"micro_batches": number})
+        for way, number in numbers.items()
+    }
+    with started(programs) as contenders:
+        runs = {way: contender.run for way, contender in contenders.items()}
+        answers = take_turns(runs, flags.rounds)
+    firsts, calls = (
+        {way: [factor * a[name] for a in ways] for way, ways in answers.items()}
+        for name, factor in (("first_secs", 1), ("call_secs", 1e3))
+    )
+    yield make_rows("steps", f"BERT-{size}, first call", "CPU s", firsts, "tf.function")
+    yield make_rows("steps", "five operations", "ms a call", calls, "tf.function")
+
+
 def unedited(size: str, flags) -> Rows:
     """Compares an update of a model_fn with its own optimizer, split in 4 and unsplit."""
     batch_size = 4 * flags.micro_batch_size
@@ -291,6 +310,7 @@ PARTS = {
     "fit": (fit, ["6-layer"]),
     "keras_batches": (keras_batches, None),
     "growth": (growth, ["small"]),
+    "steps": (steps, ["6-layer"]),
     "unedited": (unedited, ["small"]),
     "spot_check": (spot_check, ["small"]),
     "cola": (cola, ["6-layer"]),

@@ -160,6 +160,7 @@ _WAYS = {
     "overhead": {"this project", "original patch", parts._BOUND},
     "fit": {"plain", "accumulate"},
     "growth": {"K=2", "K=4"},
+    "steps": {"tf.function", "split in 8"},
     "unedited": {"unsplit", "split in 4"},
     "cola": {"this project, 8 x 4, float32", "bound, 8 x 4, float32"},
     "cores": {"two processes", "bound side by side", "one factor"},

@@ -840,6 +840,17 @@ def test_several_threads_may_call_a_step():
     np.testing.assert_allclose(total, 9 * _X.sum(), rtol=1e-13)
 
 
+@pytest.mark.parametrize(("secs", "number"), [(-1, 2), (3600, 0)])
+def test_each_trace_that_takes_long_is_said(caplog, monkeypatch, secs, number):
+    caplog.set_level("INFO", "tensorflow.estimator_accum")
+    monkeypatch.setattr("estimator_accum.microbatch.step._LONG_SECS", secs)
+    kernel = _weights(6, 3)
+    step = microbatch_step(lambda x, factor: factor * _gradient(kernel, x), 2)
+    for factor in (1.0, 1.0, 2.0):  # two signatures
+        step(_X, factor)
+    assert caplog.text.count("the step was traced in") == number
+
+
 def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):
     step = tf.function(lambda x: 2 * x, jit_compile=True)
     microbatch_step(step, 1)
