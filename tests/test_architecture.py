@@ -29,7 +29,7 @@ _ROOMS = {
     "seed": {"graph", "checks", "core"},
     "recomputing": {"graph", "core"},
     "hooks": {"graph", "checks", "core", "reports"},
-    "microbatch": {"graph", "rows", "core", "hooks", "seed", "precision"},
+    "microbatch": {"graph", "rows", "core", "hooks", "reports", "seed", "precision"},
     "keras": {"checks", "graph", "rows", "core", "microbatch"},
     "programs": {"", "compat", "core", "microbatch", "reports"},
     "unedited": {"", "checks", "compat", "core", "graph", "microbatch", "programs"},

@@ -15,6 +15,10 @@ import tensorflow as tf
 import estimator_accum.keras._internals as internals
 from estimator_accum.core.arguments import check_count
 from estimator_accum.core.options import check_batch_norm
+from estimator_accum.graph.internals import (
+    convert_by_autograph,
+    is_converted_by_autograph,
+)
 from estimator_accum.keras._accumulate import is_supported
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.step import Step
@@ -22,6 +26,7 @@ from estimator_accum.microbatch.step import Step
 _AUTO = "auto"
 _logger = logging.getLogger("tensorflow.estimator_accum")
 _FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
+_STEPS = ("train_step", "test_step", "predict_step")
 
 
 def microbatch(
@@ -77,7 +82,18 @@ def microbatch(
     for name in _FUNCTIONS:
         vars(model)[name] = functools.partial(functions.make, name)
         setattr(model, name.removeprefix("make_"), None)  # of steps before
+    for name in _STEPS:
+        step = getattr(type(model), name)
+        if hasattr(step, "python_function"):
+            vars(model)[name] = functools.partial(_python_of(step), model)
     return model
+
+
+def _python_of(function: Callable) -> Callable:
+    """Returns a tf.function as it is traced: no gradients inside of one can be split."""
+    python = function.python_function
+    is_converted = is_converted_by_autograph(function)
+    return convert_by_autograph(python) if is_converted else python
 
 
 class _Functions:

@@ -47,6 +47,7 @@ from estimator_accum.microbatch.staging import (
 )
 from estimator_accum.microbatch.static_sizes import StaticSizeError, sizes_of_graph
 from estimator_accum.microbatch.work import Turn
+from estimator_accum.reports._display import write_line
 from estimator_accum.seed import number_batches
 
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
@@ -207,7 +208,8 @@ class Step:
             trace = self._trace(batch, args, kwargs)
             secs = time.monotonic() - since
             if secs > _LONG_SECS:
-                _logger.info("micro-batches: the step was traced in %d s", secs)
+                line = f"micro-batches: the step was traced in {secs:.0f} s"
+                write_line(line, _logger)
             key = batch.key_with_sizes if trace.reads_sizes else batch.key
             self._traces[key] = trace
         if self._last not in (None, trace):  # each has sums of the model's size
@@ -600,22 +602,28 @@ class _Trace:
         return tf.nest.pack_sequence_as(self._results, flat, expand_composites=True)
 
     def _describe(self, place: str) -> None:
-        """Logs how batches are split, at the first one and where the number changes."""
+        """Tells how batches are split, at the first one and where the number changes."""
         value = self._count.value
         if value == self._was:
             return
         self._was = value
         rows = [n for runner in self._runners[:1] for n in runner.rows]
-        passes = [turn for phase in self._phases for turn in _passes_of(phase)]
-        runs = {1: "once", 2: "twice"}.get(len(passes), f"{len(passes)} times")
-        _logger.info(
-            "micro-batches: at %s %s = %d x %d; the model runs %s",
-            place,
-            " + ".join(map(str, rows)),
-            value,
-            -(-max(rows) // value),
-            runs if value > 1 else "once",
-        )
+        line = f"micro-batches: at {place} {' + '.join(map(str, rows))} = {value}"
+        if value == 1:
+            write_line(f"{line} micro-batch; the model runs as unsplit", _logger)
+            return
+        size = -(-max(rows) // value)
+        runs = _describe_runs([len(_passes_of(phase)) for phase in self._phases])
+        write_line(f"{line} x {size} micro-batches; the model runs {runs}", _logger)
+
+
+def _describe_runs(passes: list[int]) -> str:
+    """Returns how often the model runs, and why, by the passes of each phase."""
+    total, number = sum(passes), len(passes)
+    runs = {1: "once", 2: "twice"}.get(total, f"{total} times")
+    if number > 1:
+        runs += f" for {number} updates in turn"
+    return runs if total <= number else f"{runs}: its loss compares examples"
 
 
 def _passes_of(phase: StepPhase) -> list[Turn]:

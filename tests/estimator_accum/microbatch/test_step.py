@@ -840,15 +840,34 @@ def test_several_threads_may_call_a_step():
     np.testing.assert_allclose(total, 9 * _X.sum(), rtol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("make", "runs"),
+    [
+        (_contrast, "6 micro-batches; the model runs twice: its loss compares examples"),
+        (_critic_and_generator, "6 micro-batches; the model runs 3 times for 3 updates"),
+    ],
+)
+def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs):
+    step, _, arguments = make()
+    microbatch_step(step, 4)(*arguments)
+    assert f"at step 1 23 = 4 x {runs}" in capsys.readouterr().err
+
+
+def test_a_batch_that_auto_does_not_split_is_said_to_be_one(capsys):
+    kernel = _weights(6, 3)
+    microbatch_step(lambda x: _gradient(kernel, x))(_X)
+    said = "at step 1 23 = 1 micro-batch; the model runs as unsplit"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("secs", "number"), [(-1, 2), (3600, 0)])
-def test_each_trace_that_takes_long_is_said(caplog, monkeypatch, secs, number):
-    caplog.set_level("INFO", "tensorflow.estimator_accum")
+def test_each_trace_that_takes_long_is_said(capsys, monkeypatch, secs, number):
     monkeypatch.setattr("estimator_accum.microbatch.step._LONG_SECS", secs)
     kernel = _weights(6, 3)
     step = microbatch_step(lambda x, factor: factor * _gradient(kernel, x), 2)
     for factor in (1.0, 1.0, 2.0):  # two signatures
         step(_X, factor)
-    assert caplog.text.count("the step was traced in") == number
+    assert capsys.readouterr().err.count("the step was traced in") == number
 
 
 def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):
