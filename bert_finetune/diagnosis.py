@@ -16,7 +16,10 @@ from bert_finetune.tasks import Task
 ONLY_CLASS = "only_class"  # metric: the class of all predictions, -1 if they differ
 _NEAR = 0.02  # relative distance of two losses that count as one
 _LAST_SHARE, _FEWEST_UPDATES = 0.1, 20  # of a run, whose losses are averaged
-_REMEDY = "Try a lower --learning_rate, a longer --warmup_proportion, or more epochs."
+_REMEDY = (
+    "If the run made few updates, train more epochs. Else try a lower --learning_rate, or a "
+    "longer --warmup_proportion."
+)
 
 
 def share_of_largest_class(labels: np.ndarray) -> float:

@@ -148,9 +148,9 @@ def _check_is_given(gradient: Gradient, variable: tf.Variable) -> None:
         if not is_fed and varying(data_ancestors([part.op])):
             _check_place(part)
             raise ValueError(
-                "Gradients must come from compute_gradients of AccumulatingOptimizer, so "
-                "that changes to them apply to the window's mean; of others only the results "
-                "of tf.gradients are taken, their sums and constant multiples. "
+                "Gradients must come from compute_gradients of AccumulatingOptimizer, or be "
+                "results of tf.gradients, their sums or constant multiples. All else may be "
+                "a change, which applies to the window's mean. "
                 f"Received: {part.name} of type {part.op.type} for {variable.name}. Call "
                 "compute_gradients in place of tf.gradients; for a gradient of another "
                 "origin its loss is "

@@ -196,7 +196,9 @@ def _check_reduction(reduction, weight, noise_scale) -> None:
     if reduction == "sum" and (weight is not None or noise_scale):
         raise ValueError(
             "`reduction='sum'` adds gradients as they are, so it takes neither `weight` "
-            "nor `noise_scale`. Received: one of them. Make the loss a mean."
+            "nor `noise_scale`. Received: "
+            f"{'`weight`' if weight is not None else '`noise_scale=True`'}. Make the loss a "
+            "mean."
         )
 
 

@@ -51,7 +51,7 @@ def accumulate(
     window's micro-batches; with `reduction="sum"` its gradient is 1 / K of that batch's.
     `iterations`, learning rate schedules, weight decay, EMA and clipping act once per
     update. A sparse gradient reaches the optimizer with the rows that the window
-    touched, each once: there clipping differs from that of a batch at once, which has a
+    touched, each once: there clipping differs from that of an unsplit batch, which has a
     slice for each lookup, and a warning says so. Under a `tf.distribute` strategy only the
     window's sums are reduced.
 

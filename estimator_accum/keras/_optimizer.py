@@ -361,7 +361,7 @@ class Accumulating(Saving, DelegatingTrackable):
 
     @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
     def _check_clipping(self, gradients: list) -> None:
-        """Warns, once, if Keras would clip each slice of a gradient in a batch at once."""
+        """Warns, once, if Keras would clip each slice of a gradient in an unsplit batch."""
         parts = [self._innermost, *getattr(self._innermost, "optimizers", [])]
         options = [
             name
@@ -431,7 +431,7 @@ class Accumulating(Saving, DelegatingTrackable):
 
 
 def _has_one_slice_a_row(gradient: tf.IndexedSlices) -> bool:
-    """Returns whether a batch at once provably has one slice for each row."""
+    """Returns whether an unsplit batch provably has one slice for each row."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     is_traced = getattr(gradient.indices, "graph", None) is graph is not None
     return is_traced and has_one_slice_a_row(gradient) is True
@@ -468,9 +468,10 @@ def _check_strategy(strategy) -> None:
 
 
 def _check_variables(variables) -> None:
-    if any(getattr(v, "overwrite_with_gradient", False) for v in variables):
+    overwritten = [v for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if overwritten:
         raise ValueError(
             "Variables that their gradients overwrite, those of float8 layers, must "
-            "be trained without accumulation: they have no mean. Received: some. Use "
-            "another dtype policy."
+            "be trained without accumulation: they have no mean. Received: "
+            f"{overwritten[0].name}. Use another dtype policy."
         )

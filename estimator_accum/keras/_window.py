@@ -340,7 +340,8 @@ def _check_owner(variables: Variables, is_first: tf.Tensor) -> list:
     owner = variables.owner.read_value()
     is_known = tf.logical_or(tf.equal(owner, 0), tf.equal(owner, _owner_of(variables)))
     words = (
-        "Every micro-step must have gradients of the same variables. Received: others."
+        "Every micro-step must have gradients of the same variables. Received: another "
+        "set. Make one optimizer for each set, by accumulate()."
     )
     checked = tf.raw_ops.Assert(
         condition=tf.logical_or(is_first, is_known), data=[words]

@@ -843,8 +843,14 @@ def test_several_threads_may_call_a_step():
 @pytest.mark.parametrize(
     ("make", "runs"),
     [
-        (_contrast, "6 micro-batches; the model runs twice: its loss compares examples"),
-        (_critic_and_generator, "6 micro-batches; the model runs 3 times for 3 updates"),
+        (
+            _contrast,
+            "6 micro-batches; the model runs twice: its loss compares examples",
+        ),
+        (
+            _critic_and_generator,
+            "6 micro-batches; the model runs 3 times for 3 updates",
+        ),
     ],
 )
 def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs):
