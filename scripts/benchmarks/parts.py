@@ -121,7 +121,11 @@ def keras_batches(_, flags) -> Rows:
         spec["batch_size"] = _KERAS_BATCHES[model]
         specs = {
             way: spec | {"micro_batches": number}
-            for way, number in {_UNSPLIT: 1, f"split in {_PARTS}": _PARTS}.items()
+            for way, number in {
+                _UNSPLIT: 1,
+                f"split in {_PARTS}": _PARTS,
+                "auto, in memory that is enough": "auto",
+            }.items()
         }
         programs = {way: ("keras_batches", values) for way, values in specs.items()}
         with started(programs) as contenders:
