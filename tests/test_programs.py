@@ -102,7 +102,10 @@ def test_signals_reach_the_program_alone():
 def _optimizes_graphs() -> bool:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         config = session._config
-    return not (config and config.graph_options.rewrite_options.disable_meta_optimizer)
+    options = config and config.graph_options.rewrite_options
+    is_off = tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
+    assert is_off == bool(options and options.disable_meta_optimizer)
+    return not is_off
 
 
 def test_graphs_are_optimized_only_where_a_test_asks_for_it():

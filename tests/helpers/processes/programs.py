@@ -368,17 +368,25 @@ def optimize_few_graphs() -> None:
         begin(self, target, graph, config)
 
     session.__init__ = begin_unoptimized
+    _optimize_functions(False)
+
+
+def _optimize_functions(is_on: bool) -> None:
+    config = importlib.import_module("tensorflow").config
+    config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_on})
 
 
 @contextlib.contextmanager
 def graph_optimizer():
-    """Context in which the sessions of this process have TensorFlow's graph optimizer."""
+    """Context in which TensorFlow optimizes the graphs of sessions and functions."""
     global _is_optimizing
     before, _is_optimizing = _is_optimizing, True
+    _optimize_functions(True)
     try:
         yield
     finally:
         _is_optimizing = before
+        _optimize_functions(before)
 
 
 def _trace_of_program(error: BaseException):
