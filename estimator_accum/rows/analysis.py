@@ -35,7 +35,7 @@ from estimator_accum.graph.names import (
     is_draw,
     moves_generator,
 )
-from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.graph.walks import data_ancestors, in_order
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
 from estimator_accum.rows.guards import EqualNumbers
@@ -261,7 +261,7 @@ class Analysis:
 
     def analyze(self, tensors: Iterable[tf.Tensor]) -> None:
         """Finds the states of `tensors` and of all that they are computed from."""
-        order = in_order([tensor.op for tensor in tensors])
+        order = inputs_first(tensor.op for tensor in tensors)
         has_loop = any(op.type == "NextIteration" for op in order)
         for _ in range(MOST_ROUNDS):
             self._has_changed = False
@@ -539,26 +539,18 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
 
 
-def in_order(roots: list[tf.Operation]) -> list[tf.Operation]:
+def inputs_first(roots: Iterable[tf.Operation]) -> list[tf.Operation]:
     """Returns `roots` and the operations that they are computed from, inputs first.
 
     The order of creation is another one: tf.cond of TensorFlow 1 sets inputs later. A
     loop of TensorFlow 1 comes from its begin to its end, and then what leads back.
     """
-    order, seen, roots = [], set(), list(roots)
-    for root in roots:  # grows
-        waiting = [(root, False)]
-        while waiting:
-            operation, is_ready = waiting.pop()
-            if is_ready:
-                order.append(operation)
-                continue
-            if operation in seen:
-                continue
-            seen.add(operation)
-            waiting.append((operation, True))
-            if operation.type == "NextIteration":
-                roots.append(operation.inputs[0].op)
-                continue
-            waiting += [(t.op, False) for t in operation.inputs if t.op not in seen]
-    return order
+    roots = list(roots)
+
+    def before(operation: tf.Operation) -> list[tf.Operation]:
+        if operation.type == "NextIteration":
+            roots.append(operation.inputs[0].op)
+            return []
+        return [tensor.op for tensor in operation.inputs]
+
+    return [*in_order(roots, before)]  # which grow

@@ -34,7 +34,7 @@ from estimator_accum.graph.names import (
     VARIABLES,
 )
 from estimator_accum.graph.walks import data_ancestors
-from estimator_accum.rows.analysis import Analysis, in_order
+from estimator_accum.rows.analysis import Analysis, inputs_first
 from estimator_accum.rows.heads import (
     SELECTING_ROWS,
     Head,
@@ -118,7 +118,7 @@ class Assumption:
         self._size, self._parts = size, {part.ref() for part in parts}
         joined, sizes = {other.ref() for other in others}, set()
         values = self._parts | joined
-        self._operations = in_order([loss.op])
+        self._operations = inputs_first([loss.op])
         for operation in self._operations:
             inputs = {tensor.ref() for tensor in operation.inputs}
             results = {tensor.ref() for tensor in operation.outputs}
