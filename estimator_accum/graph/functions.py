@@ -70,16 +70,23 @@ def graph_called(operation, name: str, tensors, results: int) -> tf.Graph:
     return graph_of_function(operation, shapes, name)
 
 
+def graphs_called(operation: tf.Operation) -> list[tf.Graph]:
+    """Returns the graphs of the functions that an operation calls, sorted by attribute."""
+    tensors = list(operation.inputs)[operation.type in BRANCHES :]
+    number = len(operation.outputs)
+    return [
+        # The condition of a loop has one result.
+        graph_called(operation, name, tensors, 1 if attribute == "cond" else number)
+        for attribute, name in functions_by_attribute(operation)
+    ]
+
+
 def arguments_in(operation: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
     """Returns the tensors that stand for one in the function or branches of a call."""
     if operation.type not in CALLS | BRANCHES:
         return []
     tensors = list(operation.inputs)[operation.type in BRANCHES :]
-    graphs = [
-        graph_called(operation, name, tensors, len(operation.outputs))
-        for name in functions_of(operation)
-    ]
-    pairs = [pair for graph in graphs for pair in zip(tensors, graph.inputs)]
+    pairs = [pair for g in graphs_called(operation) for pair in zip(tensors, g.inputs)]
     return [inner for outer, inner in pairs if outer is tensor]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.computations import settings_of
-from estimator_accum.graph.functions import functions_by_attribute, graph_called
+from estimator_accum.graph.functions import functions_by_attribute, graphs_called
 from estimator_accum.graph.internals import (
     create_like,
     is_stateful,
@@ -182,7 +182,7 @@ class Expressions:
     ) -> list[_Copy]:
         """Returns the results of an operation."""
         if operation.type in CALLS:
-            (function,) = _functions(operation, operation.inputs)
+            (function,) = graphs_called(operation)
             return self._called(operation, function, inputs, depth)
         if operation.type in BRANCHES:
             return self._branched(operation, inputs, depth)
@@ -463,9 +463,8 @@ class Expressions:
 
     def _branched(self, operation: tf.Operation, inputs: list, depth: int) -> list:
         index, *arguments = inputs
-        operands = list(operation.inputs)[1:]
         branches, results = [], []
-        for i, function in enumerate(_functions(operation, operands)):
+        for i, function in enumerate(graphs_called(operation)):
             begin = len(self._written)
             branches.append(self._called(operation, function, arguments, depth))
             self._note_condition(begin, index.number, i)
@@ -486,7 +485,7 @@ class Expressions:
         ]
 
     def _looped(self, operation: tf.Operation, inputs: list, depth: int) -> list:
-        body, condition = _functions(operation, operation.inputs)
+        body, condition = graphs_called(operation)
         pairs = zip(body.inputs, body.outputs, strict=True)
         are_kept = [_passed_on(inner) is argument for argument, inner in pairs]
         changed = [i for i, is_kept in enumerate(are_kept) if not is_kept]
@@ -610,17 +609,6 @@ def _inputs_of(operation: tf.Operation) -> list[tf.Tensor]:
         ends = ("NextIteration", "RefNextIteration")
         return [tensor for tensor in inputs if tensor.op.type not in ends]
     return inputs
-
-
-def _functions(operation: tf.Operation, tensors: Iterable) -> list[tf.Graph]:
-    """Returns the graphs of the functions that an operation calls, sorted by attribute."""
-    tensors = list(tensors)
-    outputs = len(operation.outputs)
-    return [
-        # The condition of a loop has one result.
-        graph_called(operation, name, tensors, 1 if key == "cond" else outputs)
-        for key, name in functions_by_attribute(operation)
-    ]
 
 
 def _needed_by_each(body: tf.Graph, condition: tf.Graph, changed: list) -> dict:

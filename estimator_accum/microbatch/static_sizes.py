@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from estimator_accum.core.interception import is_interception_off
-from estimator_accum.graph.functions import functions_of, graph_called
+from estimator_accum.graph.functions import functions_of, graphs_called
 from estimator_accum.graph.internals import (
     create_like,
     is_shape_read_outside,
@@ -309,10 +309,8 @@ class _Copies:
     def _call(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
         """Copies a function that an operation calls, or all of its branches."""
         first = operation.type in BRANCHES  # the number of the branch
-        arguments, number = list(operation.inputs)[first:], len(operation.outputs)
         branches = []
-        for name in functions_of(operation):
-            function = graph_called(operation, name, arguments, number)
+        for function in graphs_called(operation):
             pairs = zip(function.inputs, inputs[first:], strict=True)
             copies = {argument.ref(): copy for argument, copy in pairs}
             inner = _Copies(self._graph, self._parts, self.opaque, copies)

@@ -10,8 +10,8 @@ No static shape contains the number of examples, so what has a static shape has 
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, graph_called
-from estimator_accum.graph.names import BRANCHES, CALLERS
+from estimator_accum.graph.functions import graphs_called
+from estimator_accum.graph.names import CALLERS
 from estimator_accum.graph.walks import data_descendants
 
 _PRODUCTS = ("BatchMatMul", "Conv", "Depthwise", "Einsum", "MatMul", "SparseMatMul")
@@ -53,15 +53,10 @@ def _is_product_in_function(tensor: tf.Tensor) -> bool:
     operation = tensor.op
     if operation.type not in CALLERS:
         return False
-    tensors = list(operation.inputs)[operation.type in BRANCHES :]
-    results = [
-        graph_called(operation, name, tensors, len(operation.outputs)).outputs
-        for name in functions_of(operation)
-    ]
     return any(
-        factors_of_late_products([outputs[tensor.value_index]]) is not None
-        for outputs in results
-        if tensor.value_index < len(outputs)
+        factors_of_late_products([graph.outputs[tensor.value_index]]) is not None
+        for graph in graphs_called(operation)
+        if tensor.value_index < len(graph.outputs)
     )
 
 
