@@ -8,19 +8,12 @@ from estimator_accum.core.current_batch import current_parts
 from estimator_accum.core.linear import keeps_precision
 from estimator_accum.graph.functions import arguments_in
 from estimator_accum.graph.internals import captures_of
+from estimator_accum.graph.lookups import SUMMING
 from estimator_accum.graph.names import PRODUCTS, SHOWING
 from estimator_accum.graph.walks import walk
 from estimator_accum.rows.places import has_one_slice_a_row
 
 NORM = "_for_norm"  # suffix of copies that compute a norm of slices
-# Operations that sum slices in their rows: their inputs that are rows, and slices.
-_SUMMING = {
-    "UnsortedSegmentSum": (1, 0),
-    **dict.fromkeys(
-        ("ResourceScatterAdd", "ResourceScatterSub", "ScatterAdd", "ScatterSub"), (1, 2)
-    ),
-}
-
 _COUNTING = {"Bincount", "DenseBincount", "UniqueWithCounts", "UniqueWithCountsV2"}
 
 
@@ -120,12 +113,12 @@ def find_reader(
     slices, readers = _uses_of(values, operations, _slices_from)
     rows, others = _uses_of(indices, operations, _rows_from)
     # Their number in a row matters, not which rows there are.
-    counting = [user for user in others if user.type in {*_SUMMING, *_COUNTING}]
+    counting = [user for user in others if user.type in {*SUMMING, *_COUNTING}]
     for user in (*readers, *counting):
-        places = _SUMMING.get(user.type)
+        places = SUMMING.get(user.type)
         if places is None or any(
             user.inputs[place].ref() not in tensors
-            for place, tensors in zip(places, (rows, slices), strict=True)
+            for place, tensors in zip(places, (slices, rows), strict=True)
         ):
             return user
     return None

@@ -11,6 +11,14 @@ UNIQUE = {
     ),
     **{f"SparseSegment{way}GradV2": 1 for way in ("Mean", "SqrtN", "Sum")},
 }
+# Operations with the same result for slices of one row and for their sum: the places of
+# slices and of the numbers of their rows.
+SUMMING = {
+    "UnsortedSegmentSum": (0, 1),
+    **dict.fromkeys(
+        ("ResourceScatterAdd", "ResourceScatterSub", "ScatterAdd", "ScatterSub"), (2, 1)
+    ),
+}
 
 
 def source_of_places(indices: tf.Tensor) -> tf.Tensor:

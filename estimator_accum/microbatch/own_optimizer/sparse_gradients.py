@@ -20,6 +20,7 @@ from estimator_accum.core.gradients import cast
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.internals import set_input
 from estimator_accum.graph.lookups import (
+    SUMMING,
     UNIQUE,
     are_distinct,
     joined_tensors,
@@ -35,15 +36,6 @@ from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import FIXED
 
-# Operations with the same result for slices of one row and for their sum: the places of
-# slices and of the numbers of their rows.
-_SUMMING = {
-    "ResourceScatterAdd": (2, 1),
-    "ResourceScatterSub": (2, 1),
-    "ScatterAdd": (2, 1),
-    "ScatterSub": (2, 1),
-    "UnsortedSegmentSum": (0, 1),
-}
 # Operations whose result does not depend on the order of rows.
 _UPDATING = re.compile(r"(Resource)?(Scatter|SparseApply)")
 _IN_ANY_ORDER = {
@@ -231,10 +223,10 @@ def _norms(total: tf.IndexedSlices) -> list[tf.Operation] | None:
 
 def _reads(user: tf.Operation, tensor: tf.Tensor, place: int) -> bool:
     """Returns whether `user` adds up slices, and reads `tensor` as these, or as rows."""
-    if user.type not in _SUMMING:
+    if user.type not in SUMMING:
         return False
     places = [i for i, read in enumerate(user.inputs) if read.name == tensor.name]
-    return places == [_SUMMING[user.type][place]]
+    return places == [SUMMING[user.type][place]]
 
 
 def _are_in_any_order(rows: list[tf.Tensor]) -> bool:
