@@ -30,6 +30,7 @@ from estimator_accum.graph.internals import (
     train_of_estimator,
     warm_start_of,
 )
+from estimator_accum.graph.names import is_draw, moves_generator
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.microbatch.hooks import TrainingHook
 from estimator_accum.microbatch.own_optimizer.order import find_unordered
@@ -255,7 +256,8 @@ def _train(
 
 def random_operations(operations: Iterable[tf.Operation]) -> list[str]:
     """Returns the names of those of the operations that draw random numbers."""
-    return sorted(op.name for op in operations if op.type.startswith("Random"))
+    draws = [op for op in operations if is_draw(op) or moves_generator(op.type)]
+    return sorted(operation.name for operation in draws)
 
 
 def _without_order(train_op, batch: list) -> list[str]:

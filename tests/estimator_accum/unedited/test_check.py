@@ -80,6 +80,11 @@ def _noisy(hidden, labels):
     return _mean(hidden + 0.1 * tf.random.normal(tf.shape(hidden)), labels)
 
 
+def _sampled(hidden, labels):
+    drawn = tf.random.categorical(tf.stop_gradient(hidden), 1)
+    return _mean(hidden + tf.cast(drawn, tf.float32), labels)
+
+
 def _on_a_gpu(hidden, labels):
     """Trains without a GPU, for Estimator's sessions have soft placement."""
     with tf.device("/gpu:0"):
@@ -123,6 +128,7 @@ _CHECKED = {
         r"^verdict: undecided. The script is not deterministic: .* \d+ of \d+ var",
     ),
     "noise": (_noisy, 1, r"verdict: undecided, .*: random_normal/Ra"),
+    "sampled": (_sampled, 1, r"verdict: undecided, .*: categorical/Mul"),
 }
 
 
