@@ -36,21 +36,18 @@ class Sum(NamedTuple):
     factors: tuple[float | None, ...]
 
 
-def terms_of(
-    analysis: Analysis, tensor: tf.Tensor, factors: tuple = ()
-) -> list[Sum | None]:
+def terms_of(analysis: Analysis, tensor: tf.Tensor) -> list[Sum | None]:
     """Returns the terms of a tensor that provably are sums over examples.
 
     Args:
         analysis: The states of the tensors that it is computed from.
         tensor: The tensor.
-        factors: Numbers that scale it; None for one that is not constant.
 
     Returns:
         None in the place of any other term of examples. Terms without examples, and
         those that are multiplied by 0, have no place.
     """
-    terms, waiting, steps = [], [(tensor, factors)], 0
+    terms, waiting, steps = [], [(tensor, ())], 0
     while waiting:
         part, scales = waiting.pop()
         terms_here, parts = _split(analysis, part, scales)
