@@ -141,6 +141,22 @@ def is_supported(keras) -> bool:
     return (int(major), int(minor)) >= (2, 15)
 
 
+def check_keras(keras, argument: str) -> None:
+    """Raises TypeError unless the Keras of an argument is supported, on TensorFlow."""
+    if not is_supported(keras):
+        raise TypeError(
+            f"`{argument}` must be of Keras 2.15 or later. Received: one of Keras "
+            f"{keras.__version__}. Install TensorFlow 2.15 or later, or train a "
+            "tf.estimator by estimator_accum.make_accumulating_train_op."
+        )
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise TypeError(
+            f"`{argument}` must run on TensorFlow. Received: Keras 3 with the backend "
+            f"{backend}. Set KERAS_BACKEND=tensorflow."
+        )
+
+
 def _register_classes(keras) -> None:
     """Registers all classes for `load_model` of this Keras."""
     if not is_supported(keras):
@@ -168,13 +184,7 @@ def _check_optimizer(optimizer, family) -> None:
             "`optimizer` must be a Keras optimizer. Received: "
             f"{optimizer!r}. Make one, such as keras.optimizers.Adam(1e-3)."
         )
-    keras = importlib.import_module(family[0])
-    if not is_supported(keras):
-        raise TypeError(
-            "`optimizer` must be of Keras 2.15 or later. Received: an optimizer of "
-            f"Keras {keras.__version__}. Install TensorFlow 2.15 or later, or train a "
-            "tf.estimator by estimator_accum.make_accumulating_train_op."
-        )
+    check_keras(importlib.import_module(family[0]), "optimizer")
     innermost = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(optimizer, Accumulating) or isinstance(innermost, Accumulating):
         raise TypeError(
@@ -195,12 +205,6 @@ def _check_optimizer(optimizer, family) -> None:
                 "`optimizer` must not override minimize(), which would not be called. "
                 f"Received: {type(part).__name__}. Override apply_gradients()."
             )
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise TypeError(
-            "`optimizer` must run on TensorFlow. Received: Keras 3 with the backend "
-            f"{backend}. Set KERAS_BACKEND=tensorflow."
-        )
 
 
 def _check_weight(weight) -> None:

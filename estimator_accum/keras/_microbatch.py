@@ -19,7 +19,7 @@ from estimator_accum.graph.internals import (
     convert_by_autograph,
     is_converted_by_autograph,
 )
-from estimator_accum.keras._accumulate import is_supported
+from estimator_accum.keras._accumulate import check_keras
 from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.step import Step
 
@@ -231,17 +231,7 @@ def _check_model(model):
             f"`model` must be a keras.Model. Received: {model!r}. Make one, such as "
             "keras.Sequential([...])."
         )
-    if not is_supported(keras):
-        raise TypeError(
-            "`model` must be of Keras 2.15 or later. Received: a model of Keras "
-            f"{keras.__version__}. Install TensorFlow 2.15 or later."
-        )
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise TypeError(
-            "`model` must run on TensorFlow. Received: Keras 3 with the backend "
-            f"{backend}. Set KERAS_BACKEND=tensorflow."
-        )
+    check_keras(keras, "model")
     for name in _FUNCTIONS:
         if name in vars(model):
             raise TypeError(
