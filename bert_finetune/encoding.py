@@ -89,7 +89,7 @@ def encode_examples(
     is_pair = examples[0].text_b is not None
     input_ids, segment_ids, lengths, truncated = [], [], [0], 0
     # In parts, because encodings take much more memory than their arrays.
-    for part in shown_in_parts(examples, "tokenizing", "example"):
+    for part in shown_in_parts(examples):
         encodings = tokenizer.encode_batch(
             [example.text_a for example in part],
             [example.text_b for example in part] if is_pair else None,

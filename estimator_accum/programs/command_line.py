@@ -131,13 +131,14 @@ def count(text: str) -> int:
     return number
 
 
-def check_counts(flags: argparse.Namespace) -> None:
-    """Raises ValueError if a flag is an integer below 1."""
+def check_counts(flags: argparse.Namespace, **least: int) -> None:
+    """Raises ValueError if a flag is an integer below 1, or below its own `least`."""
     for name, value in vars(flags).items():
-        if isinstance(value, int) and value < 1:
+        lowest = least.get(name, 1)
+        if type(value) is int and value < lowest:
             raise ValueError(
-                f"`--{name}` must be an integer >= 1. Received: {value}. "
-                "See --help for the usual value."
+                f"`--{name}` must be an integer >= {lowest}. Received: {value}. "
+                "See --help."
             )
 
 

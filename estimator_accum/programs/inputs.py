@@ -30,20 +30,14 @@ class Inputs:
     checksum: str
 
 
-def shown_in_parts(rows: Sequence, description: str, unit: str) -> Iterator[Sequence]:
-    """Yields the rows in parts, and shows the number that is done where they are many.
-
-    Args:
-        rows: Rows of an input file.
-        description: First word of the display, such as "tokenizing".
-        unit: Unit of what is done, in the singular, such as "example".
-    """
+def shown_in_parts(examples: Sequence) -> Iterator[Sequence]:
+    """Yields examples to tokenize in parts, and shows how many are done of many."""
     display = None
-    if len(rows) > _SILENT_ROWS:
-        display = Display(description, unit, len(rows))
+    if len(examples) > _SILENT_ROWS:
+        display = Display("tokenizing", "example", len(examples))
         display.open()
-    for start in range(0, len(rows), _PART_ROWS):
-        part = rows[start : start + _PART_ROWS]
+    for start in range(0, len(examples), _PART_ROWS):
+        part = examples[start : start + _PART_ROWS]
         yield part
         if display is not None:
             display.show(start + len(part))

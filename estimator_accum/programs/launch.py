@@ -34,6 +34,7 @@ from estimator_accum.programs import groups
 from estimator_accum.programs.cluster import EXIT_AGAIN
 from estimator_accum.programs.command_line import (
     OneSentenceParser,
+    check_counts,
     command_of,
     exit_code_of,
 )
@@ -118,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _launch_of(flags: argparse.Namespace) -> Launch:
     command = command_of(flags)
-    _check_sizes(flags)
+    check_counts(flags, ps=0, max_restarts=0)
     return Launch(
         command,
         flags.workers,
@@ -127,16 +128,6 @@ def _launch_of(flags: argparse.Namespace) -> Launch:
         flags.output_dir or _folder_of(command),
         servers=flags.ps,
     )
-
-
-def _check_sizes(flags: argparse.Namespace) -> None:
-    for name, least in (("workers", 1), ("ps", 0), ("max_restarts", 0)):
-        value = getattr(flags, name)
-        if value < least:
-            raise ValueError(
-                f"`--{name}` must be an integer >= {least}. Received: {value}. "
-                "See --help."
-            )
 
 
 def _folder_of(command: Sequence[str]) -> pathlib.Path | None:

@@ -23,7 +23,9 @@ model.fit(np.ones([4, 1]), np.ones([4, 1]), callbacks=[AccumulationCallback()])
 
 def test_a_keras_before_2_15_is_refused(kind, monkeypatch):
     monkeypatch.setattr(_accumulate, "is_supported", lambda keras: False)
-    with pytest.raises(TypeError, match="must be of Keras 2.15 or later. Received: one"):
+    with pytest.raises(
+        TypeError, match="must be of Keras 2.15 or later. Received: one"
+    ):
         accumulate(kind.optimizer("SGD", 0.1), 2)
 
 
