@@ -14,7 +14,7 @@ from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import batch_size_of
 from estimator_accum.graph.functions import captured_among, library_of_functions
 from estimator_accum.graph.names import BATCHES, FED
-from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.graph.walks import data_ancestors, walk
 from estimator_accum.rows.added_examples import factors_by_numbers
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.equal_weights import Assumption, warn_of_unequal_weights
@@ -303,42 +303,37 @@ def _copy_of_any_size(
         return copy, copies, tables
 
 
-def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that scale, add up or move numbers before a tensor."""
-    waiting, seen = [tensor], set()
-    while waiting:
-        operation = waiting.pop().op
+def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterable[tf.Operation]:
+    """Returns the operations that scale, add up or move numbers before a tensor."""
+
+    def before(operation: tf.Operation) -> list[tf.Operation]:
         inputs = list(operation.inputs)
-        if operation in seen:
-            continue
-        seen.add(operation)
-        yield operation
         if operation.type in SCALING:
-            waiting += [t for t in inputs if tf.get_static_value(t) is None]
+            inputs = [t for t in inputs if tf.get_static_value(t) is None]
         elif operation.type in {*_OF_FIRST, *SHOWN}:
-            waiting.append(inputs[0])
-        elif operation.type in {"Einsum", "MatMul"}:
-            waiting += inputs
+            inputs = inputs[:1]
         elif operation.type in LINEAR:
             terms = [t for t in inputs if analysis.state(t).kind != "fixed"]
-            waiting += terms or inputs  # beside terms of examples, a penalty
+            inputs = terms or inputs  # beside terms of examples, a penalty
+        elif operation.type not in {"Einsum", "MatMul"}:
+            return []
+        return [tensor.op for tensor in inputs]
+
+    return walk([tensor.op], before)
 
 
 def _is_zero(tensor: tf.Tensor) -> bool:
     """Returns whether a term is multiplied by a constant 0."""
-    waiting, seen = [tensor.op], set()
-    while waiting:
-        operation = waiting.pop()
-        inputs = [] if operation in seen else list(operation.inputs)
-        seen.add(operation)
-        if operation.type in {*_OF_FIRST, *SHOWN, "Cast", "Neg", "Reshape"}:
-            waiting += [tensor.op for tensor in inputs[:1]]
-        elif operation.type in SCALING:
-            values = [tf.get_static_value(tensor) for tensor in inputs]
-            if any(value is not None and not value.any() for value in values):
-                return True
-            waiting += [tensor.op for tensor in inputs]
-    return False
+
+    of_first = {*_OF_FIRST, *SHOWN, "Cast", "Neg", "Reshape"}
+
+    def before(operation: tf.Operation) -> list[tf.Operation]:
+        inputs = list(operation.inputs)[: 1 if operation.type in of_first else None]
+        return [t.op for t in inputs if operation.type in {*of_first, *SCALING}]
+
+    scaling = [op for op in walk([tensor.op], before) if op.type in SCALING]
+    values = (tf.get_static_value(factor) for op in scaling for factor in op.inputs)
+    return any(value is not None and not value.any() for value in values)
 
 
 def _scales(operation: tf.Operation) -> Iterator[float | None]:

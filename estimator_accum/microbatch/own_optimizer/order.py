@@ -160,19 +160,15 @@ def _ends(
     In a branch or loop of TensorFlow 1 those are its results, for an operation that
     waits for one of a branch that is not taken is not run either.
     """
-    context = context_of(writer)
-    ends, waiting, seen = [], list(readers), set()
-    while waiting:
-        operation = waiting.pop()
-        if operation in seen or operation not in operations:
-            continue
-        seen.add(operation)
-        if context_of_outputs(operation) in (None, context):
-            ends.append(operation)
-            continue
-        waiting += control_outputs(operation)
-        waiting += [user for out in operation.outputs for user in out.consumers()]
-    return ends
+    outside = (None, context_of(writer))
+
+    def users(operation: tf.Operation) -> list[tf.Operation]:
+        if context_of_outputs(operation) in outside:
+            return []
+        others = [user for out in operation.outputs for user in out.consumers()]
+        return [op for op in (*control_outputs(operation), *others) if op in operations]
+
+    return [op for op in walk(readers, users) if context_of_outputs(op) in outside]
 
 
 def _before(operation: tf.Operation, others: set[tf.Operation]) -> set[tf.Operation]:
