@@ -156,7 +156,8 @@ def read_tokenizer_options(
     lengths = [most for most in lengths if type(most) is int and most > 0]
     names = USED | ONLY.keys() | MEANINGLESS | {"added_tokens_decoder"}
     for source, options in sources:
-        check_names(source, "", _without_none(options), names)
+        options = {name: value for name, value in options.items() if value is not None}
+        check_names(source, "", options, names)
     return TokenizerOptions(is_lower_case, min(lengths, default=None))
 
 
@@ -173,10 +174,6 @@ def _check_added(
                 f"{option} must give {token} its id in the vocabulary, {ids[token]}. "
                 f"Received: {number}. {ONE_MODEL}"
             )
-
-
-def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -83,16 +83,13 @@ def metric_rows(task: Task, metrics: Mapping[str, float]) -> list[list[str]]:
         return []
     suffixes = list(task.dev_files)
     files = [pathlib.Path(file).stem for file in task.dev_files.values()]
-    names = [name for name in metrics if not _ends_with_one(name, suffixes)]
+    marks = tuple(filter(None, suffixes))
+    names = [name for name in metrics if not name.endswith(marks)]
     rows = [[task.name, *files]]
     for name in sorted(names):
         values = [f"{metrics[name + suffix]:.4f}" for suffix in suffixes]
         rows.append([name.removeprefix("eval_"), *values])
     return rows
-
-
-def _ends_with_one(name: str, suffixes: list[str]) -> bool:
-    return any(suffix and name.endswith(suffix) for suffix in suffixes)
 
 
 def _draw(folder: pathlib.Path, title: str, metric: str, path: pathlib.Path) -> None:

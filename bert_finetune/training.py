@@ -58,7 +58,8 @@ def train(run: Run, evaluations: Evaluations | None = None) -> bool:
         Whether anything was left to train.
     """
     progress = read_progress(run.settings.output_dir)
-    _log_plan(run)
+    windows, batches = run.windows, describe_batches(run.windows)
+    job.log_plan(run.cluster, batches, windows.num_micro_steps(), windows.num_updates)
     if evaluations is None:
         return _train(run, progress, None)
     with exits_between_trainings():
@@ -234,8 +235,3 @@ def describe_batches(windows: Windows) -> str:
         f"effective batch {windows.batches.effective_batch_size} = micro-batches of "
         f"up to {windows.tokens} tokens x {windows.batches.replicas}"
     )
-
-
-def _log_plan(run: Run) -> None:
-    windows, batches = run.windows, describe_batches(run.windows)
-    job.log_plan(run.cluster, batches, windows.num_micro_steps(), windows.num_updates)

@@ -179,8 +179,7 @@ def _ancestors(operations: list[tf.Operation], clocks: set[tf.Operation]) -> dic
     if clocks.isdisjoint(needed):
         return {}
     # Functions are looked into only where that may matter: it takes their definitions.
-    look = _Bodies(next(iter(clocks)).graph).deciding
-    needed = data_ancestors(operations, look)
+    needed = data_ancestors(operations, deciding_inside(next(iter(clocks)).graph))
     return {} if clocks.isdisjoint(needed) else needed
 
 
@@ -246,8 +245,7 @@ class _Bodies:
     """
 
     def __init__(self, graph: tf.Graph):
-        self._graph = graph
-        self._library = functools.cache(self._read_library)
+        self._library = functools.cache(lambda: library_of_functions(graph))
         self._decides = {}
 
     def deciding(self, operation: tf.Operation) -> list[tf.Tensor]:
@@ -263,10 +261,6 @@ class _Bodies:
             *(inputs[:first] if self._differs(names) else ()),
             *(tensor for i, tensor in enumerate(inputs[first:]) if decide(i)),
         ]
-
-    def _read_library(self) -> dict:
-        with self._graph.as_default():
-            return library_of_functions()
 
     def _deciding_arguments(self, names: list[str]) -> Callable[[int], bool]:
         functions = [self._library().get(name) for name in names]

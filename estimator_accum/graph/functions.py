@@ -133,6 +133,14 @@ def all_nodes(operations: Iterable[tf.Operation]) -> list:
     return [*nodes, *nodes_of(called, library_of_functions())]
 
 
+def kinds_in(node, library: dict) -> set[str]:
+    """Returns the types of an operation or node, and of those in functions it calls."""
+    kind = node.type if isinstance(node, tf.Operation) else node.op
+    # A function of TensorFlow 1 is called by its name.
+    called = nodes_of([*functions_of(node), kind], library)
+    return {kind, *(inner.op for inner in called)}
+
+
 def has_half_precision(operations: Iterable[tf.Operation]) -> bool:
     """Returns whether an operation, or a function that it calls, has half precision."""
     halves = {tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum}

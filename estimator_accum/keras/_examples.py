@@ -65,8 +65,4 @@ def _batch_of(operations: list[tf.Operation]) -> list[tf.Tensor]:
     captured = captured_among(fed)
     fed = [operation for operation in fed if operation not in captured]
     inputs = [tensor for operation in fed for tensor in operation.outputs]
-    return [tensor for tensor in inputs if not _is_handle(tensor)]
-
-
-def _is_handle(tensor: tf.Tensor) -> bool:
-    return tensor.dtype in (tf.resource, tf.variant)
+    return [t for t in inputs if t.dtype not in (tf.resource, tf.variant)]

@@ -58,18 +58,15 @@ class _Pipeline:
             seen.add(tensor.ref())
             operation = tensor.op
             if operation.type == "IteratorGetNext":
-                if self._iterator_varies(operation.inputs[0].op, tensor.value_index):
+                source = data_set_of(operation.inputs[0].op, self._library)
+                place = tensor.value_index
+                if source is None or self._varies(source.find, source.name, place):
                     return True
             elif gives_another(operation, self._library):
                 return True
             else:
                 waiting += operation.inputs
         return False
-
-    def _iterator_varies(self, iterator: tf.Operation, i: int) -> bool:
-        """Returns whether component `i` of an iterator's elements varies."""
-        data_set = data_set_of(iterator, self._library)
-        return data_set is None or self._varies(data_set.find, data_set.name, i)
 
     def _varies(self, find: Callable, name: str, i: int) -> bool:
         """Returns whether component `i` of a data set's elements varies.

@@ -9,13 +9,18 @@ The check includes called functions, such as the branches of a tf.cond.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.graph.copies import replace
-from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.functions import (
+    functions_of,
+    kinds_in,
+    library_of_functions,
+    nodes_of,
+)
 from estimator_accum.graph.internals import context_of, is_stateful
 from estimator_accum.graph.names import (
     CALLERS,
@@ -138,7 +143,7 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     """
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
-    return any(_changes(kind, library) for kind in _kinds(operation, library))
+    return any(_changes(kind, library) for kind in kinds_in(operation, library))
 
 
 def lasting_changes(
@@ -178,7 +183,7 @@ def is_repeatable(node, library: dict) -> bool:
         node: The operation, or a node of a function.
         library: Definitions of functions by name.
     """
-    return all(_is_repeatable(kind, library) for kind in _kinds(node, library))
+    return all(_is_repeatable(kind, library) for kind in kinds_in(node, library))
 
 
 def _is_drawn_by_example(operation: tf.Operation) -> bool:
@@ -249,15 +254,6 @@ def with_place(state: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
     # The second number is no part of what draws move by less than 2**64.
     begin = tf.cast(begin, state.dtype)
     return state + begin * tf.one_hot(1, state.shape[0], dtype=state.dtype)
-
-
-def _kinds(node, library: dict) -> Iterator[str]:
-    """Yields the types of an operation or node, and of those in functions it calls."""
-    kind = node.type if isinstance(node, tf.Operation) else node.op
-    yield kind
-    # A function of TensorFlow 1 is called by its name.
-    called = nodes_of([*functions_of(node), kind], library)
-    yield from (node.op for node in called)
 
 
 def _changes(kind: str, library: dict) -> bool:

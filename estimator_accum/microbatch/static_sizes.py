@@ -340,8 +340,8 @@ def _shape(original: property, tensor) -> tf.TensorShape:
     shape = original.fget(tensor)
     if shape.rank is None or shape.is_fully_defined():
         return shape
-    sizes = _sizes_here()
-    if sizes is None:
+    sizes = _sizes_around()
+    if sizes is None or not is_shape_read_outside():
         return shape
     return lazy_shape(shape, functools.partial(sizes.of, tensor))
 
@@ -358,12 +358,6 @@ def _set_shape(tensor: tf.Tensor, shape) -> None:
         elif sizes is not None and before[0] is None and shape[0] is not None:
             shape = sizes.without_number(tensor, shape)  # a layer had it of its input
     _originals[_SET_SHAPE](tensor, shape)
-
-
-def _sizes_here() -> StaticSizes | None:
-    """Returns the sizes that the code reads that is run; None for those of the graph."""
-    sizes = _sizes_around()
-    return sizes if sizes is not None and is_shape_read_outside() else None
 
 
 def _sizes_around() -> StaticSizes | None:

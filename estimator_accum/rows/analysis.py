@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.functions import functions_of, kinds_in, library_of_functions
 from estimator_accum.graph.internals import captures_of, context_of
 from estimator_accum.graph.names import (
     CALLERS,
@@ -397,12 +397,11 @@ class Analysis:
         if is_draw(operation):
             is_inside = context_of(operation) is not None
             return self._is_body or is_inside or operation.type not in STATELESS
-        functions = functions_of(operation)
-        if not functions:
+        if not functions_of(operation):
             return False
         if not self._library:
             self._library.update(library_of_functions())
-        kinds = {node.op for node in nodes_of(functions, self._library)}
+        kinds = kinds_in(operation, self._library)
         draws = any(draws_by_state(kind) or moves_generator(kind) for kind in kinds)
         return draws or bool(kinds & PYTHON)
 

@@ -52,7 +52,8 @@ def check_own_gradients(
         remedy: End of the error's last sentence.
     """
     customized = _customized([tensor for tensor, _ in pairs])
-    parts = _tensors_of(gradients)
+    flat = tf.nest.flatten(gradients, expand_composites=True)
+    parts = [part for part in flat if part is not None]
     if not customized or not parts:
         return
     for operation in customized:
@@ -80,11 +81,6 @@ def check_own_gradients(
             f"Received: {operation.name} of type {inner.type}, which combines "
             f"examples. {remedy.capitalize()}."
         )
-
-
-def _tensors_of(gradients: list) -> list[tf.Tensor]:
-    parts = tf.nest.flatten(gradients, expand_composites=True)
-    return [part for part in parts if part is not None]
 
 
 def _customized(rows: list[tf.Tensor]) -> list[tf.Operation]:

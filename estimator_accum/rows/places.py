@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.functions import kinds_in, library_of_functions
 from estimator_accum.graph.internals import captures_of
 from estimator_accum.graph.lookups import (
     UNIQUE,
@@ -68,7 +68,8 @@ def _are_of_examples(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> bool:
     kind = analysis.state(places).kind
     behind = _tensors_behind(analysis, places)
     # Another micro-batch may have the same places as one that looks each up once.
-    if kind == "fixed" or any(map(_has_unique, {tensor.op for tensor in behind})):
+    kinds = map(_kinds_in, {tensor.op for tensor in behind})
+    if kind == "fixed" or any(UNIQUE.keys() & k for k in kinds):
         return False
     if kind in ("rows", "entries"):
         return True
@@ -91,7 +92,8 @@ def _analysis_of(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> Analysis:
     captured = {inner.op for _, inner in captures_of(places.graph)}
     batch, others = [*parts], []
     for operation in varying(data_ancestors([places.op])):
-        if operation.type in CALLERS and not _takes_a_batch(operation):
+        kinds = _kinds_in(operation)
+        if operation.type in CALLERS and not any(map(TAKING_A_BATCH.fullmatch, kinds)):
             continue
         is_batch = operation.type in {*BATCHES, *FED} and operation not in captured
         (batch if is_batch else others).extend(operation.outputs)
@@ -120,20 +122,10 @@ def _reads_parts(graph: tf.Graph) -> bool:
     return types <= {*_TAKING_PARTS, *SHAPES}
 
 
-def _takes_a_batch(operation: tf.Operation) -> bool:
-    return any(map(TAKING_A_BATCH.fullmatch, _kinds_in(operation)))
-
-
-def _has_unique(operation: tf.Operation) -> bool:
-    kinds = _kinds_in(operation) if operation.type in CALLERS else {operation.type}
-    return not kinds.isdisjoint(UNIQUE)
-
-
 def _kinds_in(operation: tf.Operation) -> set[str]:
-    """Returns the types of the operations in the functions that an operation calls."""
-    with operation.graph.as_default():
-        library = library_of_functions()
-    return {node.op for node in nodes_of(functions_of(operation), library)}
+    """Returns the types of an operation, and of those in the functions that it calls."""
+    is_call = operation.type in CALLERS
+    return kinds_in(operation, library_of_functions(operation.graph) if is_call else {})
 
 
 def _tensors_behind(analysis: Analysis, places: tf.Tensor) -> list[tf.Tensor]:

@@ -199,7 +199,8 @@ def _uses_of(
     while waiting:
         tensor = waiting.pop()
         for reader in tensor.consumers():
-            others = {t.ref() for t in reader.inputs if _is_value(t, of_batch)}
+            values = [t for t in reader.inputs if t.dtype.is_floating]
+            others = {t.ref() for t in values if t.op in of_batch}
             if reader in without:
                 continue
             if others - tensors:
@@ -218,10 +219,6 @@ def _uses_of(
     written = {variable_of(handle) for handle in handles} - {None}
     readers = {op for reader, op in joining.items() if reader not in operations}
     return _Uses(operations, written, readers)
-
-
-def _is_value(tensor: tf.Tensor, of_batch: Collection[tf.Operation]) -> bool:
-    return tensor.dtype.is_floating and tensor.op in of_batch
 
 
 def _check_not_corrected(operation: tf.Operation, uses: _Uses) -> None:
