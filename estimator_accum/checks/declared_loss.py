@@ -14,7 +14,7 @@ from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.data_sets import batch_size_of
 from estimator_accum.graph.functions import captured_among, library_of_functions
 from estimator_accum.graph.names import BATCHES, FED
-from estimator_accum.graph.walks import data_ancestors, walk
+from estimator_accum.graph.walks import data_ancestors, origin_of, walk
 from estimator_accum.rows.added_examples import factors_by_numbers
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.equal_weights import Assumption, warn_of_unequal_weights
@@ -152,9 +152,7 @@ def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def _is_divided_by(loss: tf.Tensor, steps: int) -> bool:
     """Returns whether the last thing that is done to a loss is to divide it by K."""
-    operation = loss.op
-    while operation.type in ("Cast", "Identity"):
-        operation = operation.inputs[0].op
+    operation = origin_of(loss, ("Cast", "Identity")).op
     if operation.type not in SCALING:
         return False
     values = [tf.get_static_value(tensor) for tensor in operation.inputs]

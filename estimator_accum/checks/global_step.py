@@ -30,7 +30,12 @@ from estimator_accum.graph.names import (
     WRITERS,
 )
 from estimator_accum.graph.outermost import has_mark, mark_graph
-from estimator_accum.graph.walks import ancestors, data_ancestors, data_descendants
+from estimator_accum.graph.walks import (
+    ancestors,
+    data_ancestors,
+    data_descendants,
+    origin_of,
+)
 from estimator_accum.graph.writers import deciding_inputs, writing
 
 _WARNED = "_estimator_accum_warned_of_global_step"  # a graph's attribute
@@ -196,7 +201,8 @@ def deciding(operation: tf.Operation) -> list[tf.Tensor]:
     if kind in SHAPES and inputs[0].shape.is_fully_defined():
         return []
     if kind == "Merge":  # of branches that show values and have the same result
-        origins = {origin.ref(): origin for origin in map(_origin, inputs)}
+        results = [origin_of(t, ("Identity", "Print", "Switch")) for t in inputs]
+        origins = {origin.ref(): origin for origin in results}
         return (
             list(origins.values()) if len(origins) == 1 else deciding_inputs(operation)
         )
@@ -210,21 +216,11 @@ def deciding(operation: tf.Operation) -> list[tf.Tensor]:
     return deciding_inputs(operation)
 
 
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that branches of TensorFlow 1 pass on, or show."""
-    while tensor.op.type in ("Identity", "Print", "Switch"):
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
 def _pushed(stack: tf.Tensor) -> list[tf.Tensor]:
-    while stack.op.type in PASSING:
-        stack = stack.op.inputs[0]
-
     def takes_it(operation: tf.Operation) -> bool:
         return operation.type in PASSING or operation.type.startswith("StackPush")
 
-    users = data_descendants([stack], takes_it)
+    users = data_descendants([origin_of(stack, PASSING)], takes_it)
     return [t for op in users if op.type not in PASSING for t in op.inputs[1:]]
 
 

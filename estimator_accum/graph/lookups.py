@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from estimator_accum.graph.walks import origin_of
+
 _PASSING = ("Cast", "Identity", "Reshape")
 _MOVING = ("Add", "AddV2", "Sub")
 # Operations one of whose results has each place once, and the number of that result.
@@ -23,9 +25,7 @@ SUMMING = {
 
 def source_of_places(indices: tf.Tensor) -> tf.Tensor:
     """Returns the tensor whose values are places, in other types or shapes."""
-    while indices.op.type in _PASSING:
-        indices = indices.op.inputs[0]
-    return indices
+    return origin_of(indices, _PASSING)
 
 
 def moved_places(operation: tf.Operation) -> tf.Tensor | None:

@@ -1,6 +1,6 @@
 """Walks through a graph, from operations to those that they need or feed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -74,6 +74,13 @@ def data_ancestors(
         return inputs if outside is None else [*inputs, outside]
 
     return walk(operations, needed)
+
+
+def origin_of(tensor: tf.Tensor, passing: Collection[str]) -> tf.Tensor:
+    """Returns the tensor that operations of some types pass on, their first input."""
+    while tensor.op.type in passing:
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def control_inputs_of(operation: tf.Operation) -> list[tf.Operation]:

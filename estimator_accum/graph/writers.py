@@ -22,7 +22,12 @@ from estimator_accum.graph.names import (
     moves_generator,
 )
 from estimator_accum.graph.outermost import value_of_graph
-from estimator_accum.graph.walks import ancestors, data_ancestors, descendants
+from estimator_accum.graph.walks import (
+    ancestors,
+    data_ancestors,
+    descendants,
+    origin_of,
+)
 
 # Attributes of a graph.
 _UPDATES, _WRITERS_SO_FAR = "_estimator_accum_updates", "_estimator_accum_writers"
@@ -75,10 +80,7 @@ def variable_of(tensor: tf.Tensor) -> tf.Operation | None:
 
 def source_of_handle(tensor: tf.Tensor) -> tf.Operation:
     """Returns the variable or table, of any kind, that `tensor` is a handle of."""
-    operation = tensor.op
-    while operation.type in PASSING:
-        operation = operation.inputs[0].op
-    return operation
+    return origin_of(tensor, PASSING).op
 
 
 def _is_captured(operation: tf.Operation) -> bool:

@@ -39,7 +39,7 @@ from estimator_accum.graph.names import (
     VARIABLES,
     WRITERS_OF_TABLES,
 )
-from estimator_accum.graph.walks import data_ancestors, in_order, walk
+from estimator_accum.graph.walks import data_ancestors, in_order, origin_of, walk
 from estimator_accum.graph.writers import is_reference, writes
 
 _MOST_NUMBERS = 1_000  # of a value that is computed here
@@ -487,7 +487,7 @@ class Expressions:
     def _looped(self, operation: tf.Operation, inputs: list, depth: int) -> list:
         body, condition = graphs_called(operation)
         pairs = zip(body.inputs, body.outputs, strict=True)
-        are_kept = [_passed_on(inner) is argument for argument, inner in pairs]
+        are_kept = [origin_of(end, ("Identity",)) is begin for begin, end in pairs]
         changed = [i for i, is_kept in enumerate(are_kept) if not is_kept]
         shapes = {i: inputs[i].tensor.shape for i in changed}
         begin, arguments = len(self._written), list(inputs)
@@ -625,12 +625,6 @@ def _needed_by_each(body: tf.Graph, condition: tf.Graph, changed: list) -> dict:
         i: set(walk([i, *going], lambda j: reads.get(j, []))) & set(changed)
         for i in changed
     }
-
-
-def _passed_on(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _bytes(value: np.ndarray) -> bytes:

@@ -7,13 +7,14 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.names import CONTROL_FLOW_V1, SHAPES
 from estimator_accum.graph.replicas import flatten
-from estimator_accum.graph.walks import control_inputs_of
+from estimator_accum.graph.walks import control_inputs_of, origin_of
 from estimator_accum.recomputing.gates import gated, merged, switched
 
 GRADIENT = "EstimatorAccumRecompute"
 ATTRIBUTE = "_estimator_accum_recompute"
 # Results that are kept; a shape must not ask for a whole tensor again.
 SMALL = {"Const", *SHAPES}
+_READING = {"Identity", "Cast", "ReadVariableOp"}
 
 
 class Layer(NamedTuple):
@@ -104,7 +105,7 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
     variables = tf.compat.v1.trainable_variables()
     replicas = tf.distribute.get_strategy()  # each of which has its own
     trainable = {variable.op for variable in flatten(replicas, variables)}
-    is_own = [_source(tensor) in trainable for tensor in kept]
+    is_own = [origin_of(tensor, _READING).op in trainable for tensor in kept]
     of_variables = [
         gradient for gradient, yes in zip(gradients, is_own, strict=True) if yes
     ]
@@ -122,14 +123,6 @@ def _together(gradients: list, kept: list[tf.Tensor]) -> list:
                 tf.nest.map_structure(identity, gradient, expand_composites=True)
             )
     return together
-
-
-def _source(tensor: tf.Tensor) -> tf.Operation:
-    """Returns the operation that a value, read or cast, comes from."""
-    operation = tensor.op
-    while operation.type in {"Identity", "Cast", "ReadVariableOp"}:
-        operation = operation.inputs[0].op
-    return operation
 
 
 def _is_unused(result: tf.Tensor, gradient) -> bool:

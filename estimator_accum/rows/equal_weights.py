@@ -33,7 +33,7 @@ from estimator_accum.graph.names import (
     SHAPES,
     VARIABLES,
 )
-from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.graph.walks import data_ancestors, origin_of
 from estimator_accum.rows.analysis import Analysis, inputs_first
 from estimator_accum.rows.heads import (
     SELECTING_ROWS,
@@ -174,9 +174,7 @@ class Assumption:
             table, places, *axis = operation.inputs
             if any(tf.get_static_value(number) != 0 for number in axis):
                 continue
-            where = places.op
-            while where.type in {"Squeeze", *SHOWN, "Identity"}:
-                where = where.inputs[0].op
+            where = origin_of(places, {"Squeeze", *SHOWN, "Identity"}).op
             if where.type != "Where" or self._state_by_length(table).kind != "rows":
                 continue
             (mask,) = where.inputs
@@ -274,8 +272,7 @@ class _Verdict:
         graph: tf.Graph,
     ):
         self._states, self._size, self._graph = states, size or _EXAMPLES, graph
-        while loss.op.type in SHOWN:
-            loss = loss.op.inputs[0]
+        loss = origin_of(loss, SHOWN)
         self._head = find_head(states, loss, with_parts=True) or find_head(states, loss)
         self._numbers = self._limits()
         self.adds_up = self._adds_up()
