@@ -8,12 +8,12 @@ grow_after       half as many, which memory may allow by now
 import collections
 import json
 import logging
-import os
 import statistics
-import uuid
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from estimator_accum.reports import _files
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
@@ -220,7 +220,7 @@ class MicroBatchCount:
         content = {"micro_batches": self.value}
         if self.can_recompute:
             content["recompute"] = self.recompute
-        _write(self._path, content)
+        _files.write(self._path, json.dumps(content) + "\n")
 
 
 def _last_times() -> collections.deque:
@@ -229,27 +229,17 @@ def _last_times() -> collections.deque:
 
 
 def _read(path: str) -> Plan:
-    if not tf.io.gfile.exists(path):
-        return Plan(1)
     try:
-        with tf.io.gfile.GFile(path) as file:
-            content = json.loads(file.read())
+        content = json.loads(_files.read(path))
         value, recompute = content["micro_batches"], content.get("recompute", False)
         if type(value) is int and value >= 1 and isinstance(recompute, bool):
             return Plan(value, recompute)
         received = repr(content)
+    except FileNotFoundError:
+        return Plan(1)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         received = repr(error)
     raise ValueError(
         f'{path} must hold {{"micro_batches": n}} with n >= 1, as an earlier run left '
         f"it. Received: {received}. Remove the file to begin anew."
     )
-
-
-def _write(path: str, content: dict) -> None:
-    # Two processes may evaluate at the same time.
-    partial = f"{path}.{uuid.uuid4().hex}.partial"
-    tf.io.gfile.makedirs(os.path.dirname(path))  # a model that was not trained here
-    with tf.io.gfile.GFile(partial, "w") as file:
-        file.write(json.dumps(content) + "\n")
-    tf.io.gfile.rename(partial, path, overwrite=True)

@@ -20,7 +20,7 @@ _UNFINISHED = (
     "model.ckpt-*.meta.tmp*",
     "checkpoint.tmp*",
     "graph.pbtxt.tmp*",
-    ".*.partial",
+    "*.partial",
 )
 _logged: set[pathlib.Path] = set()  # folders of this process that were logged
 

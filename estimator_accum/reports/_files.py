@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import uuid
 
 
 def path_in(folder: str | os.PathLike, name: str = "") -> str:
@@ -69,8 +70,8 @@ def read_bytes(path: str) -> bytes:
 
 
 def write(path: str, text: str) -> None:
-    """Replaces a file atomically, and makes its folder."""
-    partial = f"{path.rpartition('.')[0]}.partial"
+    """Replaces a file atomically, and makes its folder; several processes may do so."""
+    partial = f"{path}.{uuid.uuid4().hex}.partial"
     if not _is_address(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         pathlib.Path(partial).write_text(text, encoding="utf-8", newline="")
