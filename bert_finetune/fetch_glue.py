@@ -38,25 +38,21 @@ class Source:
     terms: str
 
 
-def _zip(name: str, sha256: str) -> tuple[RemoteFile]:
-    return (RemoteFile(f"{OFFICIAL_URL}/glue/data/{name}", sha256),)
+def _zip(name: str, sha256: str, terms: str) -> Source:
+    return Source((RemoteFile(f"{OFFICIAL_URL}/glue/data/{name}", sha256),), terms)
 
 
 # The checksums are those on record in tensorflow/datasets (url_checksums/glue.txt) and
 # huggingface/datasets (glue/dataset_infos.json).
 SOURCES = {
-    "CoLA": Source(
-        _zip(
-            "CoLA.zip",
-            "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff",
-        ),
+    "CoLA": _zip(
+        "CoLA.zip",
+        "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff",
         "Warstadt et al. 2018; research use; https://nyu-mll.github.io/CoLA/",
     ),
-    "SST-2": Source(
-        _zip(
-            "SST-2.zip",
-            "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
-        ),
+    "SST-2": _zip(
+        "SST-2.zip",
+        "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
         "Socher et al. 2013; terms on https://nlp.stanford.edu/sentiment/",
     ),
     "MRPC": Source(
@@ -77,50 +73,38 @@ SOURCES = {
         "Dolan and Brockett 2005; Microsoft's licence; "
         "https://www.microsoft.com/en-us/download/details.aspx?id=52398",
     ),
-    "QQP": Source(
-        _zip(
-            "QQP-clean.zip",
-            "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
-        ),
+    "QQP": _zip(
+        "QQP-clean.zip",
+        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
         "Quora 2017; non-commercial use under Quora's terms of service; "
         "https://data.quora.com/First-Quora-Dataset-Release-Question-Pairs",
     ),
-    "STS-B": Source(
-        _zip(
-            "STS-B.zip",
-            "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85",
-        ),
+    "STS-B": _zip(
+        "STS-B.zip",
+        "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85",
         "Cer et al. 2017; terms on http://ixa2.si.ehu.eus/stswiki/",
     ),
-    "MNLI": Source(
-        _zip(
-            "MNLI.zip",
-            "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",
-        ),
+    "MNLI": _zip(
+        "MNLI.zip",
+        "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",
         "Williams et al. 2018; licence of the Open American National Corpus, fiction "
         "under others; https://cims.nyu.edu/~sbowman/multinli/",
     ),
-    "QNLI": Source(
-        _zip(
-            "QNLIv2.zip",
-            "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
-        ),
+    "QNLI": _zip(
+        "QNLIv2.zip",
+        "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
         "Rajpurkar et al. 2016 (SQuAD); CC BY-SA 4.0; "
         "https://rajpurkar.github.io/SQuAD-explorer/",
     ),
-    "RTE": Source(
-        _zip(
-            "RTE.zip",
-            "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee",
-        ),
+    "RTE": _zip(
+        "RTE.zip",
+        "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee",
         "Dagan et al. 2006 and three later challenges; terms on "
         "https://aclweb.org/aclwiki/Recognizing_Textual_Entailment",
     ),
-    "WNLI": Source(
-        _zip(
-            "WNLI.zip",
-            "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46",
-        ),
+    "WNLI": _zip(
+        "WNLI.zip",
+        "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46",
         "Levesque et al. 2012; CC BY 4.0; "
         "https://cs.nyu.edu/~davise/papers/WinogradSchemas/WS.html",
     ),

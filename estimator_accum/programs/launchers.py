@@ -38,6 +38,8 @@ class Launcher(NamedTuple):
             between commas.
         read: Function of an environment that returns the cluster; None where the
             variables do not describe all tasks.
+        local: Variable with the number of processes on this machine, and one that differs
+            between two jobs on it. The first of `sizes` and of `ranks` are of its tasks.
         only_with: Variable without which the others prove nothing, since they have
             common names or count cores; "" for none.
     """
@@ -46,7 +48,8 @@ class Launcher(NamedTuple):
     sizes: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
-    read: Callable[[Environment], Cluster | None] | None = None
+    read: Callable[[Environment], Cluster | None] = lambda environment: None
+    local: tuple[str, str] | None = None
     only_with: str = ""
 
 
@@ -90,32 +93,22 @@ def read_slurm(environment: Environment) -> Cluster | None:
     return Cluster(workers=tuple(addresses), task_type="worker", task_index=index)
 
 
-def _on_one_machine(size: str, local_size: str, rank: str, job: str):
-    """Returns a function that reads the workers of a launcher on one machine.
-
-    Args:
-        size: Variable with the number of processes.
-        local_size: Variable with the number of processes on this machine.
-        rank: Variable with the number of this process.
-        job: Variable that differs between two jobs on this machine, so that their ports
-            do.
-    """
-
-    def read(environment: Environment) -> Cluster | None:
-        num_workers, num_local = (
-            _last_number(environment.get(name, "")) for name in (size, local_size)
-        )
-        is_numbered = environment.get(rank, "").strip().isdecimal()
-        if num_workers != num_local or job not in environment or not is_numbered:
-            return None
-        first = slurm.first_port(zlib.crc32(environment[job].encode()))
-        return Cluster(
-            workers=tuple(f"localhost:{first + i}" for i in range(num_workers)),
-            task_type="worker",
-            task_index=_last_number(environment.get(rank, "")),
-        )
-
-    return read
+def _read_local(launcher: Launcher, environment: Environment) -> Cluster | None:
+    """Returns the workers of a launcher on one machine, with ports of their job."""
+    if launcher.local is None:
+        return None
+    names = (launcher.sizes[0], launcher.ranks[0], *launcher.local)
+    size, rank, local_size, job = (environment.get(name) for name in names)
+    num_workers, num_local = _last_number(size or ""), _last_number(local_size or "")
+    is_numbered = (rank or "").strip().isdecimal()
+    if num_workers != num_local or job is None or not is_numbered:
+        return None
+    first = slurm.first_port(zlib.crc32(job.encode()))
+    return Cluster(
+        workers=tuple(f"localhost:{first + i}" for i in range(num_workers)),
+        task_type="worker",
+        task_index=_last_number(rank),
+    )
 
 
 def _last_number(text: str) -> int:
@@ -152,39 +145,25 @@ LAUNCHERS = (
         "Slurm",
         ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_JOB_NUM_NODES"),
         ("SLURM_PROCID",),
-        (),
-        read_slurm,
+        read=read_slurm,
     ),
     Launcher(
         "Open MPI",
         ("OMPI_COMM_WORLD_SIZE",),
         ("OMPI_COMM_WORLD_RANK",),
-        (),
-        _on_one_machine(
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-            "OMPI_COMM_WORLD_RANK",
-            "PMIX_NAMESPACE",
-        ),
+        local=("OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
     ),
     Launcher(
         "torchrun",
         ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "PET_NNODES"),
         ("RANK", "GROUP_RANK", "PET_NODE_RANK"),
-        (),
-        _on_one_machine("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "MASTER_PORT"),
+        local=("LOCAL_WORLD_SIZE", "MASTER_PORT"),
     ),
     Launcher(
         "horovodrun",
         ("HOROVOD_SIZE",),
         ("HOROVOD_RANK",),
-        (),
-        _on_one_machine(
-            "HOROVOD_SIZE",
-            "HOROVOD_LOCAL_SIZE",
-            "HOROVOD_RANK",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT",
-        ),
+        local=("HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     ),
     Launcher("MPICH or Intel MPI", ("PMI_SIZE", "MPI_LOCALNRANKS"), ("PMI_RANK",)),
     # Other launchers start their processes by PMIx, and count them.
@@ -256,7 +235,7 @@ def read_cluster(environment: Environment) -> Cluster:
         return cluster
     clusters = {}
     for launcher in LAUNCHERS:
-        cluster = launcher.read and launcher.read(environment)
+        cluster = launcher.read(environment) or _read_local(launcher, environment)
         if cluster and (cluster.num_workers > 1 or cluster.servers):
             clusters[launcher.name] = cluster
     if len(clusters) > 1:
