@@ -179,10 +179,7 @@ def _fetch(
 
 
 def _write_mrpc(
-    train: pathlib.Path,
-    test: pathlib.Path,
-    dev_ids: pathlib.Path,
-    folder: pathlib.Path,
+    train: pathlib.Path, test: pathlib.Path, dev_ids: pathlib.Path, folder: pathlib.Path
 ) -> None:
     """Splits Microsoft's training file as GLUE does, and hides the test labels."""
     dev_pairs = {tuple(line.split("\t")) for line in _lines(dev_ids)}

@@ -32,11 +32,7 @@ from bert_finetune.hf_names import (
     is_transposed,
 )
 from bert_finetune.hf_tokenizer import TokenizerOptions, read_tokenizer_options
-from bert_finetune.hf_tokenizer_json import (
-    TokenizerFile,
-    matched,
-    read_tokenizer_file,
-)
+from bert_finetune.hf_tokenizer_json import TokenizerFile, matched, read_tokenizer_file
 from bert_finetune.tokenization import MAX_WORD_CHARACTERS
 from estimator_accum.compat import prefer_keras_2
 from estimator_accum.programs.folder import fault_of_checkpoints, fault_of_place

@@ -21,11 +21,7 @@ from bert_finetune import (
 from bert_finetune.bert_config import BertConfig
 from bert_finetune.checkpoint import check_checkpoint, checksum_of
 from bert_finetune.encoding import EncodedExamples
-from bert_finetune.evaluations import (
-    Evaluations,
-    best_checkpoint,
-    check_evaluations,
-)
+from bert_finetune.evaluations import Evaluations, best_checkpoint, check_evaluations
 from bert_finetune.inputs import Inputs
 from bert_finetune.model_fn import WEIGHT_UNIT, serving_input_receiver_fn
 from bert_finetune.recomputing import choose
@@ -355,11 +351,7 @@ def _export(run: Run, estimator, checkpoint: str) -> None:
     folder = pathlib.Path(run.settings.output_dir) / EXPORT
     if run.settings.do_export == HUGGING_FACE:
         path = hf_export.export_classifier(
-            checkpoint,
-            run.config,
-            run.task,
-            run.tokenizer,
-            folder / HUGGING_FACE,
+            checkpoint, run.config, run.task, run.tokenizer, folder / HUGGING_FACE
         )
     else:
         path = estimator.export_saved_model(

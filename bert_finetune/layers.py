@@ -122,12 +122,7 @@ def first_weights(name: str, deviation: float) -> Callable:
 
 
 def dense(
-    x: tf.Tensor,
-    units: int,
-    name: str,
-    *,
-    initializer_range: float,
-    is_training: bool,
+    x: tf.Tensor, units: int, name: str, *, initializer_range: float, is_training: bool
 ) -> tf.Tensor:
     """Applies a dense layer: `y = x @ kernel + bias`.
 

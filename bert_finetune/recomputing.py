@@ -66,11 +66,7 @@ def choose(
     """
     usable = USABLE_SHARE * device_memory()
     memory = memory_of(
-        config,
-        examples,
-        tokens,
-        is_accumulating=is_accumulating,
-        optimizer=optimizer,
+        config, examples, tokens, is_accumulating=is_accumulating, optimizer=optimizer
     )
     peak = memory.peak
     way = NONE if peak <= usable else LAYERS

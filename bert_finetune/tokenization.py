@@ -86,9 +86,7 @@ class WordPieceTokenizer:
         self._sep_id = ids["[SEP]"]
         self._tokenizer = Tokenizer(
             models.WordPiece(
-                ids,
-                unk_token="[UNK]",
-                max_input_chars_per_word=MAX_WORD_CHARACTERS,
+                ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS
             )
         )
         self._tokenizer.normalizer = normalizers.BertNormalizer(
@@ -105,10 +103,7 @@ class WordPieceTokenizer:
         return self.encode_batch([text_a], texts_b, max_seq_length)[0]
 
     def encode_batch(
-        self,
-        texts_a: Sequence[str],
-        texts_b: Sequence[str] | None,
-        max_seq_length: int,
+        self, texts_a: Sequence[str], texts_b: Sequence[str] | None, max_seq_length: int
     ) -> list[Encoding]:
         """Encodes examples, on all cores.
 

@@ -214,13 +214,7 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
         tf.estimator.train_and_evaluate(
             estimator,
             job.make_train_spec(
-                run,
-                input_fn,
-                progress,
-                left,
-                run.windows.num_updates,
-                watchdog,
-                hooks,
+                run, input_fn, progress, left, run.windows.num_updates, watchdog, hooks
             ),
             tf.estimator.EvalSpec(input_fn),  # required, though no task evaluates
         )

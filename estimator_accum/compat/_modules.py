@@ -50,14 +50,10 @@ def _replacements() -> list[types.ModuleType]:
             estimator_train=_training.refusing_method("train"),
             estimator_evaluate=_training.refusing_method("evaluate"),
         ),
-        _module(
-            f"{_ESTIMATOR}.estimator_export",
-            estimator_export=_EstimatorExport,
-        ),
+        _module(f"{_ESTIMATOR}.estimator_export", estimator_export=_EstimatorExport),
         *(_module(f"tensorflow.python.tpu.{name}") for name in needs_tpu),
         _module(
-            f"{_ESTIMATOR}.tpu._tpu_estimator_embedding",
-            **_refusing_classes(embedding),
+            f"{_ESTIMATOR}.tpu._tpu_estimator_embedding", **_refusing_classes(embedding)
         ),
     ]
 

@@ -13,11 +13,7 @@ import tensorflow as tf
 
 from estimator_accum.core.arguments import check_count
 from estimator_accum.core.current_batch import current_batch
-from estimator_accum.core.v1_optimizers import (
-    innermost,
-    is_dynamic,
-    overrides_minimize,
-)
+from estimator_accum.core.v1_optimizers import innermost, is_dynamic, overrides_minimize
 from estimator_accum.graph.branches import is_in_branch
 
 AccumulationSteps = int | Callable[[tf.Variable], tf.Tensor]

@@ -22,11 +22,7 @@ from estimator_accum.core.trained import (
     checked_var_list,
     no_gradient_message,
 )
-from estimator_accum.core.v1_optimizers import (
-    changes_gradients,
-    is_loss_scaling,
-    takes,
-)
+from estimator_accum.core.v1_optimizers import changes_gradients, is_loss_scaling, takes
 from estimator_accum.core.window import make_train_op
 from estimator_accum.graph.functions import (
     has_half_precision,

@@ -71,8 +71,6 @@ def takes(optimizer: tf.compat.v1.train.Optimizer, name: str) -> bool:
     )
 
 
-def innermost(
-    optimizer: tf.compat.v1.train.Optimizer,
-) -> tf.compat.v1.train.Optimizer:
+def innermost(optimizer: tf.compat.v1.train.Optimizer) -> tf.compat.v1.train.Optimizer:
     """Returns the optimizer that has the slots."""
     return innermost(wrapped_by(optimizer)) if is_loss_scaling(optimizer) else optimizer

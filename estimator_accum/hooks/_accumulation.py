@@ -31,11 +31,7 @@ import tensorflow as tf
 from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
 from estimator_accum.core.registry import Window, get_windows
-from estimator_accum.graph.functions import (
-    functions_of,
-    library_of_functions,
-    nodes_of,
-)
+from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.variables import find_global_step

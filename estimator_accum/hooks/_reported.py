@@ -145,8 +145,7 @@ class ReportedWindow:
         described, result = self._described(held, steps), self._partial.run(session)
         if result is None:
             _logger.warning(
-                "%s kept: the update reads values of a micro-batch.",
-                described,
+                "%s kept: the update reads values of a micro-batch.", described
             )
         elif not result["has_updated"]:
             _logger.info("%s dropped: their gradients are not finite.", described)

@@ -126,9 +126,7 @@ def _wrapper_class(root: str, adapter: type, is_loss_scaling: bool) -> type:
     kind = adapter._KIND + ("LossScale" if is_loss_scaling else "")
     contents = {"__module__": __name__, "__doc__": Accumulating.__doc__, "_ROOT": root}
     cls = type(
-        f"Accumulating{kind}Optimizer",
-        (adapter, Accumulating, *bases),
-        contents,
+        f"Accumulating{kind}Optimizer", (adapter, Accumulating, *bases), contents
     )
     # A LossScaleOptimizer around it looks for the bare name in h5 files.
     keras.saving.get_custom_objects()[cls.__name__] = cls

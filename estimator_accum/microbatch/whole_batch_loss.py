@@ -42,10 +42,7 @@ _ONE_ROW = (
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
 def whole_batch_loss(
-    outputs: Any,
-    loss_fn: Callable[[Any], tf.Tensor],
-    *,
-    across_replicas: bool = False,
+    outputs: Any, loss_fn: Callable[[Any], tf.Tensor], *, across_replicas: bool = False
 ) -> tf.Tensor:
     """Returns a loss over all examples of the batch that `microbatch_model_fn` splits.
 

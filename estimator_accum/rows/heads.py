@@ -156,10 +156,7 @@ def runs_of(head: Head, further: Iterable[tf.Tensor] = ()) -> Iterator[Callable]
         device_count={"GPU": 0}, allow_soft_placement=True
     )
     options = tf.compat.v1.RunOptions(timeout_in_ms=_TIMEOUT_MS)
-    with (
-        tf.Graph().as_default() as graph,
-        session_with_own_threads(config) as session,
-    ):
+    with tf.Graph().as_default() as graph, session_with_own_threads(config) as session:
         inputs = {
             tensor.name: tf.compat.v1.placeholder(tensor.dtype.base_dtype, shape)
             for tensor, shape in zip(read, _shapes(head), strict=True)

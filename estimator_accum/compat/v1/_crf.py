@@ -126,11 +126,7 @@ def crf_decode(
     transitions = tf.maximum(tf.cast(sequence_length, tf.int32) - 1, 0)
     origins = tf.reverse_sequence(origins, transitions, seq_axis=1)
     tags, _ = tf.compat.v1.nn.dynamic_rnn(
-        CrfDecodeBackwardRnnCell(num_tags),
-        origins,
-        transitions,
-        last,
-        dtype=tf.int32,
+        CrfDecodeBackwardRnnCell(num_tags), origins, transitions, last, dtype=tf.int32
     )
     tags = tf.concat([last, tags[:, :-1, 0]], 1)
     tags = tf.reverse_sequence(tags, tf.cast(sequence_length, tf.int32), seq_axis=1)

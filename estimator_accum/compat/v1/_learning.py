@@ -271,9 +271,7 @@ def train(
             step = supervisor.global_step
             supervisor.saver.save(session, supervisor.save_path, global_step=step)
         supervisor.stop(
-            threads,
-            close_summary_writer=True,
-            ignore_live_threads=ignore_live_threads,
+            threads, close_summary_writer=True, ignore_live_threads=ignore_live_threads
         )
     return loss
 

@@ -320,11 +320,7 @@ def _normalize_fused(
         is_training,
         lambda: tf.nn.fused_batch_norm(*arguments, **options),
         lambda: tf.nn.fused_batch_norm(
-            *arguments,
-            mean=moving[0],
-            variance=moving[1],
-            is_training=False,
-            **options,
+            *arguments, mean=moving[0], variance=moving[1], is_training=False, **options
         ),
     )
     if shape.rank == 2:
