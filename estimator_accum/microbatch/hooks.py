@@ -156,13 +156,9 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         joined = {}
         for rows, parts in zip(needs.rows, fetched, strict=True):
             for i, (tensor, axis) in enumerate(rows if parts else ()):
-                parts_of = [values[i] for values in parts]
-                is_rows = axis is not None
-                joined[tensor.name] = (
-                    np.concatenate(parts_of, axis)
-                    if is_rows
-                    else sum_of_histograms(parts_of)
-                )
+                concatenate = functools.partial(np.concatenate, axis=axis)
+                join = sum_of_histograms if axis is None else concatenate
+                joined[tensor.name] = join([values[i] for values in parts])
         self._warn_of_rows(needs, joined)
         try:
             values = session.run(needs.values, feeds | joined)

@@ -23,7 +23,7 @@ from estimator_accum.graph.names import (
     OF_SHAPES,
     is_draw,
 )
-from estimator_accum.graph.walks import control_inputs_of, data_descendants
+from estimator_accum.graph.walks import control_inputs_of, data_descendants, in_order
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
@@ -96,26 +96,19 @@ class View:
 
     def is_pure(self, tensor: tf.Tensor) -> bool:
         """Returns whether constants and the batch alone decide the tensor's value."""
-        waiting = [tensor.op]
-        while waiting:
-            operation = waiting[-1]
-            if operation in self._pure:
-                waiting.pop()
-                continue
-            if self._is_source(operation):
+
+        def before(operation: tf.Operation) -> list[tf.Operation]:
+            if operation not in self._pure and self._is_source(operation):
                 self._pure[operation] = any(map(self.is_part, operation.outputs))
-                continue
-            new = [
-                tensor.op
-                for tensor in operation.inputs
-                if tensor.op not in self._pure and not self.is_part(tensor)
-            ]
-            waiting += new
-            if not new:
-                self._pure[operation] = all(
-                    self.is_part(tensor) or self._pure[tensor.op]
-                    for tensor in operation.inputs
-                )
+            if operation in self._pure:
+                return []
+            return [t.op for t in operation.inputs if not self.is_part(t)]
+
+        for operation in in_order([tensor.op], before):
+            if operation not in self._pure:
+                inputs = operation.inputs
+                are_pure = (self.is_part(t) or self._pure[t.op] for t in inputs)
+                self._pure[operation] = all(are_pure)
         return self._pure[tensor.op]
 
     def _is_source(self, operation: tf.Operation) -> bool:

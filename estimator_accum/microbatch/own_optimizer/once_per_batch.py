@@ -28,7 +28,7 @@ from estimator_accum.microbatch.own_optimizer.division import (
     ModelGraph,
     divide,
 )
-from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
+from estimator_accum.microbatch.own_optimizer.head import View, of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
@@ -124,7 +124,10 @@ class Model:
     def parts(self, values: Values, losses: list[tf.Tensor]) -> dict:
         """Returns arguments of `complete`."""
         batch, calls = self._batch, self._calls
-        _make_draws_repeatable(batch, values.view, self._early)
+        _share_draws(batch, values.view)
+        make_repeatable(batch.works.total.twice)
+        rows = [tensor for tensor, _ in self._early.collected]
+        make_repeatable(rows, "Rows of examples that the loss combines")
         derivations = [call.derivation for call in calls if call.derivation.rows]
         guards = _check_guards(batch, [derivation.view for derivation in derivations])
         # Those that it looks at are not the last examples of their batch.
@@ -187,14 +190,6 @@ def _share_draws(batch: WholeBatch, view: View) -> None:
     draws = draws_of_passes(batch)
     fixed = [draw for draw in draws if view.state(draw.outputs[0]).kind == "fixed"]
     draw_by_number(fixed, is_shared=True)
-
-
-def _make_draws_repeatable(batch: WholeBatch, view: View, early: Copies) -> None:
-    """Makes random numbers those of their batch, or of their micro-batch in all passes."""
-    _share_draws(batch, view)
-    make_repeatable(batch.works.total.twice)
-    rows = [tensor for tensor, _ in early.collected]
-    make_repeatable(rows, "Rows of examples that the loss combines")
 
 
 def _check_guards(batch: WholeBatch, views: list[View]) -> dict:
