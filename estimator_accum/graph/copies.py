@@ -8,9 +8,11 @@ from estimator_accum.graph.internals import COLOCATION, set_input
 from estimator_accum.graph.walks import control_inputs_of
 
 
-def replace(tensor: tf.Tensor, other: tf.Tensor) -> None:
-    """Makes all consumers of `tensor` so far read `other`."""
-    for consumer in tensor.consumers():
+def replace(
+    tensor: tf.Tensor, other: tf.Tensor, readers: Iterable | None = None
+) -> None:
+    """Makes readers of `tensor`, by default all consumers so far, read `other`."""
+    for consumer in tensor.consumers() if readers is None else readers:
         for i, read in enumerate(consumer.inputs):
             if read.name == tensor.name:
                 set_input(consumer, i, other)

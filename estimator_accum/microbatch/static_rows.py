@@ -14,7 +14,6 @@ import functools
 import random
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -93,7 +92,7 @@ def check_error_is_of_sizes(
     with tf.Graph().as_default():
         tf.compat.v1.train.get_or_create_global_step()
         try:
-            build(_mapped(_placeholder, whole))
+            build(tf.nest.map_structure(_placeholder, whole))
         except Exception as other:  # noqa: BLE001, a user's code raises any
             if text(other) == text(error.__cause__):
                 raise error.__cause__ from None
@@ -117,7 +116,7 @@ def _call(
         graph.seed = outer.seed
         tf.compat.v1.train.get_or_create_global_step()
         sizes = sizes_of_graph(graph)  # without any: it notes what is read
-        batch = make_batch(_mapped(_placeholder, whole))
+        batch = make_batch(tf.nest.map_structure(_placeholder, whole))
         if is_static:
             _sizes_of(batch, whole).may_refuse = False
         try:
@@ -168,15 +167,10 @@ def _same_random_numbers() -> Iterator[None]:
             generator.setstate(state)
 
 
-def _mapped(function: Callable, *structures) -> Any:
-    """Returns a structure with a function's results, and with None where it has None."""
-    return tf.nest.map_structure(
-        lambda *values: None if values[0] is None else function(*values), *structures
-    )
-
-
 def _placeholder(value):
-    """Returns a tensor for a feature, of the same static shape."""
+    """Returns a tensor for a feature, of the same static shape; None for None."""
+    if value is None:
+        return None
     if not isinstance(value, tf.SparseTensor | tf.RaggedTensor | tf.Tensor):
         value = tf.constant(value)
     return tf.nest.map_structure(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.copies import replace
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.internals import set_input, set_number
 from estimator_accum.graph.walks import data_ancestors
@@ -151,10 +152,7 @@ def _without_averages(operation: tf.Operation) -> None:
             scaled = factor * moment
             blends.append(scaled.op)
             blended = scaled + (1 - factor) * average
-            for reader in readers:
-                for i, tensor in enumerate(reader.inputs):
-                    if tensor.name == moment.name:
-                        set_input(reader, i, blended)
+            replace(moment, blended, readers)
             set_input(operation, 3 + place, tf.zeros(moment.shape, moment.dtype))
     set_number(operation, "exponential_avg_factor", 1.0)
     setattr(operation, _BLENDED, blends)

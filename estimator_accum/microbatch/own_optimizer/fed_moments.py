@@ -9,7 +9,7 @@ So an example's rows are its own, beside any others, and gradients are sums.
 import tensorflow as tf
 
 from estimator_accum.graph.copies import replace
-from estimator_accum.graph.internals import gradient_scope_of, set_input
+from estimator_accum.graph.internals import gradient_scope_of
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 
 
@@ -61,11 +61,8 @@ def _put(make, tensor: tf.Tensor, scope: str | None = None) -> tf.Tensor:
     """Puts make(tensor) between a tensor and its readers outside of a scope."""
     readers = tensor.consumers()
     other = make(tensor)
-    for reader in readers:
-        if scope is None or scope not in f"/{reader.name}":
-            for i, value in enumerate(reader.inputs):
-                if value.name == tensor.name:
-                    set_input(reader, i, other)
+    outside = [r for r in readers if scope is None or scope not in f"/{r.name}"]
+    replace(tensor, other, outside)
     return other
 
 
