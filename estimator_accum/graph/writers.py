@@ -133,9 +133,7 @@ def written_handles(graph: tf.Graph) -> list[tuple[tf.Operation, tf.Tensor]]:
     def is_write(node) -> bool:
         return writes(node) or WRITERS_OF_TABLES.search(node.op) is not None
 
-    with graph.as_default():
-        library = library_of_functions()
-    ways = Ways(library, is_write)
+    ways = Ways(library_of_functions(graph), is_write)
     return [
         (operation, tensor)
         for operation in graph.get_operations()
@@ -277,8 +275,7 @@ class MicroStepWriters:
 
     @functools.cached_property
     def _ways(self) -> Ways:
-        with self._graph.as_default():
-            return Ways(library_of_functions(), writes)
+        return Ways(library_of_functions(self._graph), writes)
 
     def _settles(self, operation: tf.Operation) -> bool:
         """Returns whether an operation writes the same value in a whole window."""

@@ -103,7 +103,7 @@ def create_transformed_train_op(
 def clip_gradient_norms(gradients_to_variables, max_norm) -> list:
     """Clips each gradient of (gradient, variable) pairs by its own norm."""
     return [
-        (_with_values(g, lambda values: tf.clip_by_norm(values, max_norm)), v)
+        (with_values(g, lambda values: tf.clip_by_norm(values, max_norm)), v)
         for g, v in gradients_to_variables
     ]
 
@@ -132,7 +132,7 @@ def multiply_gradients(grads_and_vars, gradient_multipliers) -> list:
                     f"Received: {variable.op.name}. Leave it out."
                 )
             scaled = tf.cast(factor, gradient.dtype)
-            gradient = _with_values(gradient, lambda values, by=scaled: values * by)
+            gradient = with_values(gradient, lambda values, by=scaled: values * by)
         pairs.append((gradient, variable))
     return pairs
 
@@ -149,7 +149,8 @@ def add_gradients_summaries(grads_and_vars) -> list:
     return summaries
 
 
-def _with_values(gradient, change):
+def with_values(gradient, change):
+    """Returns a gradient with changed values; None stays None."""
     if isinstance(gradient, tf.IndexedSlices):
         values = change(gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -2,6 +2,8 @@
 
 import tensorflow.compat.v1 as tf
 
+from estimator_accum.compat.v1._learning import with_values
+
 OPTIMIZER_CLS_NAMES = {
     "Adagrad": tf.train.AdagradOptimizer,
     "Adam": tf.train.AdamOptimizer,
@@ -184,13 +186,9 @@ def _multiplied(gradient, variable, factors: dict):
         for key, factor in factors.items()
     }
     factor = by_variable.get(variable.ref(), by_variable.get(variable.name))
-    if gradient is None or factor is None:
+    if factor is None:
         return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            gradient.values * factor, gradient.indices, gradient.dense_shape
-        )
-    return gradient * tf.cast(factor, gradient.dtype)
+    return with_values(gradient, lambda values: values * tf.cast(factor, values.dtype))
 
 
 def _clipped(pairs: list, clip_gradients) -> list:
