@@ -5,7 +5,6 @@ and each evaluation has its own session, and memory holds one of them at a time;
 part resumes from the checkpoint of the one before.
 """
 
-import functools
 import gc
 import logging
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from estimator_accum.programs.batches import AUTO
 from estimator_accum.programs.progress import Progress, latest_checkpoint, read_progress
 from estimator_accum.programs.saving import without_scratch
 from estimator_accum.programs.strategies import local_replicas, make_strategy
-from estimator_accum.programs.watchdog import Watchdog
 
 _logger = logging.getLogger("tensorflow.bert_finetune")
 
@@ -203,12 +201,7 @@ def _train_in_parts(
 
 def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) -> None:
     """Trains with the other tasks; a task that waits for a lost one ends itself."""
-    watchdog = Watchdog(
-        run.settings.watchdog_secs,
-        run.cluster.name,
-        find_reason=functools.partial(job.find_reason, run),
-    )
-    watchdog.start()
+    watchdog = job.start_watchdog(run)
     left = run.windows.num_micro_steps(progress.update, progress.micro_step)
     with without_scratch(run.settings.output_dir, run.cluster):
         tf.estimator.train_and_evaluate(

@@ -18,10 +18,10 @@ from estimator_accum.programs.job import (
     SameRunHook,
     begin,
     check_folder,
-    find_reason,
     make_estimator,
     make_job,
     make_train_spec,
+    start_watchdog,
 )
 from estimator_accum.programs.lock import locked
 from estimator_accum.programs.progress import read_progress
@@ -59,14 +59,7 @@ def execute(job: Job) -> str | None:
     if cluster.is_chief:
         job.write_settings()
     metrics_file = pathlib.Path(settings.output_dir) / METRICS
-    watchdog = Watchdog(
-        settings.watchdog_secs,
-        cluster.name,
-        watched=metrics_file if cluster.is_evaluator else None,
-        find_reason=functools.partial(find_reason, job),
-    )
-    if not cluster.is_alone:
-        watchdog.start()
+    watchdog = start_watchdog(job, metrics_file if cluster.is_evaluator else None)
     has_trained = train(job, watchdog)
     watchdog.stop()
     chief_evaluates = cluster.is_chief and not cluster.has_evaluator

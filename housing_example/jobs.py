@@ -1,7 +1,6 @@
 """Job of a run: check, train, compare."""
 
 import dataclasses
-import functools
 import logging
 import math
 import pathlib
@@ -19,10 +18,10 @@ from estimator_accum.programs.job import (
     Job,
     begin,
     check_folder,
-    find_reason,
     make_estimator,
     make_job,
     make_train_spec,
+    start_watchdog,
 )
 from estimator_accum.programs.plots import Columns, read_metrics, save
 from estimator_accum.programs.saving import without_scratch
@@ -71,13 +70,7 @@ def execute(job: Job) -> str | None:
         The results as lines of text; None in a task that is not the chief.
     """
     batches, folder = job.batches, pathlib.Path(job.settings.output_dir)
-    watchdog = Watchdog(
-        job.settings.watchdog_secs,
-        job.cluster.name,
-        find_reason=functools.partial(find_reason, job),
-    )
-    if not job.cluster.is_alone:
-        watchdog.start()
+    watchdog = start_watchdog(job)
     if not job.cluster.is_chief:
         _wait_for_the_chief(job)
         train(job, folder / _WITH, batches, watchdog)

@@ -1,5 +1,6 @@
 """The training part of a program."""
 
+import functools
 import logging
 import os
 import pathlib
@@ -199,6 +200,16 @@ def make_train_spec(
             watchdog.refusal = together.refusal
         hooks += [together, ProgressHook(watchdog, first)]
     return tf.estimator.TrainSpec(input_fn, max_steps, hooks)
+
+
+def start_watchdog(job: Job, watched: pathlib.Path | None = None) -> Watchdog:
+    """Returns the watchdog of a task, which a task of a cluster has started."""
+    reason = functools.partial(find_reason, job)
+    secs, name = job.settings.watchdog_secs, job.cluster.name
+    watchdog = Watchdog(secs, name, watched=watched, find_reason=reason)
+    if not job.cluster.is_alone:
+        watchdog.start()
+    return watchdog
 
 
 def find_reason(job: Job) -> str | None:

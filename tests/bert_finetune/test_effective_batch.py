@@ -211,13 +211,14 @@ def test_task_of_a_cluster_trains_under_a_watchdog(settings, mirrored, monkeypat
     copy_at_step(mirrored, pathlib.Path(settings.output_dir), 8)
     changed = dataclasses.replace(settings, **_OTHER_TASKS)
     cluster = Cluster(chief="a:1", workers=("b:1",), task_type="worker")
-    monkeypatch.setattr(training, "Watchdog", calls.Watchdog)
+    monkeypatch.setattr(training.job, "Watchdog", calls.Watchdog)
     monkeypatch.setattr(training, "make_strategy", lambda *_: None)
     _ = tf.estimator.Estimator  # loads the module, which would undo the next line
     monkeypatch.setattr(tf.estimator, "train_and_evaluate", calls.train)
     training.train(jobs.prepare(inputs.read(changed, cluster)))
     watchdog, start, (_, (_, spec, _), _), stop = calls.mock_calls
-    assert watchdog == mock.call.Watchdog(10**6, "worker 0", find_reason=mock.ANY)
+    options = {"watched": None, "find_reason": mock.ANY}
+    assert watchdog == mock.call.Watchdog(10**6, "worker 0", **options)
     assert watchdog.kwargs["find_reason"]() is None  # nobody listens
     assert (start, stop) == (mock.call.Watchdog().start(), mock.call.Watchdog().stop())
     assert spec.max_steps == 13

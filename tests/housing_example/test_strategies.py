@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from estimator_accum.programs import job as shared_job
 from estimator_accum.programs.cluster import Cluster, enter
 from estimator_accum.programs.watchdog import ProgressHook
 from housing_example import demo_data, input_pipeline, inputs, jobs
@@ -117,7 +118,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
     cluster = Cluster(workers=("a:1", "b:1"), task_type="worker", task_index=rank)
     calls, train_input_fn = [], input_pipeline.train_input_fn
 
-    class NotedWatchdog(jobs.Watchdog):
+    class NotedWatchdog(shared_job.Watchdog):
         def start(self):
             calls.append(("start", self._deadline_secs, self._task))
             assert self._find_reason() is None  # nobody listens
@@ -140,7 +141,7 @@ def test_task_of_a_cluster_trains_its_share_under_a_watchdog(
         calls.append((*steps, json.loads(os.environ["TF_CONFIG"])["task"]["index"]))
 
     monkeypatch.setenv("TF_CONFIG", "")  # restored after the test
-    monkeypatch.setattr(jobs, "Watchdog", NotedWatchdog)
+    monkeypatch.setattr(shared_job, "Watchdog", NotedWatchdog)
     monkeypatch.setattr(jobs, "make_strategy", make_strategy)
     monkeypatch.setattr(input_pipeline, "train_input_fn", noted_input_fn)
     _ = tf.estimator.Estimator  # loads the module, which would undo the next line
