@@ -83,11 +83,10 @@ def _train(run: Run, progress: Progress, evaluations: Evaluations | None) -> boo
         return False
     strategy = make_strategy(settings.strategy, run.cluster)
     estimator = make_estimator(run, strategy)
-    hooks = list(run.hooks)
-    if run.cluster.is_alone:  # a cluster's chief writes earlier, for the other tasks
-        hooks.append(_SettingsHook(run))
+    # A cluster's chief writes the settings earlier, for the other tasks.
+    hooks = [*run.hooks, _SettingsHook(run)]
     if not run.cluster.is_alone:
-        _train_in_cluster(run, estimator, _input_fn(run, progress), progress, hooks)
+        _train_in_cluster(run, estimator, _input_fn(run, progress), progress)
     elif evaluations is None:
         # The input ends with the run, so a restart needs no number of remaining steps.
         estimator.train(_input_fn(run, progress), hooks=hooks)
@@ -199,7 +198,7 @@ def _train_in_parts(
             _logger.info("stopped early at update %s", f"{progress.update:,}")
 
 
-def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) -> None:
+def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress) -> None:
     """Trains with the other tasks; a task that waits for a lost one ends itself."""
     watchdog = job.start_watchdog(run)
     left = run.windows.num_micro_steps(progress.update, progress.micro_step)
@@ -207,7 +206,7 @@ def _train_in_cluster(run: Run, estimator, input_fn, progress: Progress, hooks) 
         tf.estimator.train_and_evaluate(
             estimator,
             job.make_train_spec(
-                run, input_fn, progress, left, run.windows.num_updates, watchdog, hooks
+                run, input_fn, progress, left, run.windows.num_updates, watchdog
             ),
             tf.estimator.EvalSpec(input_fn),  # required, though no task evaluates
         )

@@ -106,7 +106,6 @@ def train(job: Job, watchdog: Watchdog) -> bool:
                 updates_left * batches.gradient_accumulation_steps,
                 settings.train_updates,
                 watchdog,
-                job.hooks,
             ),
             tf.estimator.EvalSpec(
                 input_pipeline.eval_input_fn(job.test, _EVAL_BATCH_SIZE),

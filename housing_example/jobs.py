@@ -191,7 +191,6 @@ def train(
                 (settings.train_updates - progress.update) * steps,
                 settings.train_updates,
                 watchdog,
-                job.hooks,
             ),
             tf.estimator.EvalSpec(
                 _test_input_fn(model_dir),

@@ -172,7 +172,6 @@ def make_train_spec(
     micro_steps: int,
     updates: int,
     watchdog: Watchdog,
-    hooks: Sequence[tf.compat.v1.train.SessionRunHook] = (),
 ):
     """Returns the `tf.estimator.TrainSpec` of a task.
 
@@ -183,11 +182,10 @@ def make_train_spec(
         micro_steps: Micro-steps that are left.
         updates: Updates of the whole run.
         watchdog: Watchdog that is told of progress in a cluster.
-        hooks: More hooks.
     """
     first = progress.global_step
     max_steps = int(first + micro_steps)
-    hooks = list(hooks)
+    hooks = list(job.hooks)
     if job.cluster.servers:
         first = None
         if not job.cluster.is_evaluator:
