@@ -113,14 +113,6 @@ def without_optionals(data):
     )
 
 
-# TensorFlow, as micro-batches need it.
-
-
-def has_parameter_servers(strategy) -> bool:
-    """Returns whether it has some. If renamed, cut models and `accumulate` fail."""
-    return strategy._should_use_with_coordinator
-
-
 # Keras 3.
 
 # Attribute with the averages of weights. If renamed, SwapEMAWeights finds none.

@@ -210,7 +210,7 @@ def _joined(*parts):
 def _check_strategy(strategy: tf.distribute.Strategy) -> None:
     """Raises ValueError for replicas whose batches are not split."""
     replicas = strategy.num_replicas_in_sync
-    if internals.has_parameter_servers(strategy):
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         received, remedy = "a ParameterServerStrategy", "Train an Estimator there"
     elif replicas > 1 and not isinstance(strategy, tf.distribute.MirroredStrategy):
         received = f"a {type(strategy).__name__} of {replicas} replicas"

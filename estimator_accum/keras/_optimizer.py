@@ -14,7 +14,6 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-import estimator_accum.keras._internals as internals
 from estimator_accum.checks.declared_loss import check_equal_weights
 from estimator_accum.core.arguments import check_weight
 from estimator_accum.core.gradients import cast
@@ -459,7 +458,8 @@ def is_compiled_by_xla() -> bool:
 
 def _check_strategy(strategy) -> None:
     """Raises ValueError for parameter servers, whose workers would share a window."""
-    if internals.has_parameter_servers(strategy):
+    has_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if has_servers:
         raise ValueError(
             "Keras optimizers must accumulate without parameter servers. Received: a "
             "ParameterServerStrategy. Use MultiWorkerMirroredStrategy, or an Estimator "

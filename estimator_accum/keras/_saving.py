@@ -90,11 +90,8 @@ class Saving:
     def _number_of_window(self) -> int:
         """Returns how many variables a window of the trained variables has."""
         # `Variables.saved`: sums, and rows of those that may be sparse.
-        numbers = [
-            1 + bool(v.shape.rank)
-            for v in map(self._tf_variable, self._trained_variables)
-        ]
-        return 4 + sum(numbers)
+        variables = map(self._tf_variable, self._trained_variables)
+        return 4 + sum(1 + bool(variable.shape.rank) for variable in variables)
 
     def _all_variables(self) -> list:
         state = [] if self._window is None else self._window.saved

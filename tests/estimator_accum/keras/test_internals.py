@@ -184,13 +184,6 @@ def steps_per_execution_of(kind):
 
 
 @_finds("new")
-def has_parameter_servers(kind):
-    del kind
-    strategy = tf.distribute.OneDeviceStrategy("cpu:0")
-    return not _internals.has_parameter_servers(strategy)
-
-
-@_finds("new")
 def one_eager_step(kind):
     for keras in _each_keras():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

@@ -1,6 +1,6 @@
 """Keras: settings that would be ignored or fail later raise an error."""
 
-import types
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -87,7 +87,7 @@ def test_gradients_outside_of_a_replica_are_refused(kind):
 
 
 def test_parameter_servers_are_refused(kind, monkeypatch):
-    servers = types.SimpleNamespace(_should_use_with_coordinator=True)
+    servers = mock.MagicMock(tf.distribute.ParameterServerStrategy)
     variable, optimizer = tf.Variable(0.0), accumulate(kind.optimizer("SGD", 1.0), 2)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: servers)
     with pytest.raises(ValueError, match="Received: a ParameterServerStrategy. Use Mu"):
