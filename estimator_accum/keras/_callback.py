@@ -166,8 +166,8 @@ class AccumulationCallback:
         # The bar of Keras 2 would show the mean of all values so far.
         if is_epoch or isinstance(optimizer, Keras3):
             logs["updates"] = updates
-        # Without a window there is none: EarlyStopping would take NaN for no progress.
-        if has_updated and optimizer.window_loss is not None:
+        # EarlyStopping would take the NaN of an unknown loss for no progress.
+        if has_updated and optimizer.has_loss and optimizer.window_loss is not None:
             logs["window_loss"] = float(optimizer.window_loss.numpy())
 
 

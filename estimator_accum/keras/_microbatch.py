@@ -15,13 +15,9 @@ import tensorflow as tf
 import estimator_accum.keras._internals as internals
 from estimator_accum.core.arguments import check_count
 from estimator_accum.core.options import check_batch_norm
-from estimator_accum.graph.internals import (
-    convert_by_autograph,
-    is_converted_by_autograph,
-)
 from estimator_accum.keras._accumulate import check_keras
 from estimator_accum.microbatch.count import MicroBatchCount
-from estimator_accum.microbatch.step import Step
+from estimator_accum.microbatch.step import Step, python_of
 
 _AUTO = "auto"
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -83,17 +79,13 @@ def microbatch(
         vars(model)[name] = functools.partial(functions.make, name)
         setattr(model, name.removeprefix("make_"), None)  # of steps before
     for name in _STEPS:
-        step = getattr(type(model), name)
-        if hasattr(step, "python_function"):
-            vars(model)[name] = functools.partial(_python_of(step), model)
+        # As Python: no gradients inside of a tf.function can be split.
+        steps = vars(model).get(name), getattr(type(model), name)
+        if hasattr(steps[0], "python_function"):
+            vars(model)[name] = python_of(steps[0])
+        elif steps[0] is None and hasattr(steps[1], "python_function"):
+            vars(model)[name] = functools.partial(python_of(steps[1]), model)
     return model
-
-
-def _python_of(function: Callable) -> Callable:
-    """Returns a tf.function as it is traced: no gradients inside of one can be split."""
-    python = function.python_function
-    is_converted = is_converted_by_autograph(function)
-    return convert_by_autograph(python) if is_converted else python
 
 
 class _Functions:

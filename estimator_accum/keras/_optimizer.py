@@ -67,6 +67,7 @@ class Accumulating(Saving, DelegatingTrackable):
             _clock=None,
             _strategy=None,
             _noted_weights=[],
+            has_loss=False,  # whether a micro-step has had a known loss
             _closing={},  # functions that apply a partial window
             _is_traced=False,
             _has_warned=False,
@@ -312,6 +313,7 @@ class Accumulating(Saving, DelegatingTrackable):
         if not self._indices:
             replica.merge_call(lambda strategy: self.build([v for _, v in pairs]))
         loss = self._known_loss()
+        self.has_loss |= loss is not None
         if not tf.executing_eagerly():
             self._is_traced = True
         if weight is None and self.weight is not None:

@@ -111,6 +111,20 @@ def microbatch_step(
     return Step(step, count, batch_norm)
 
 
+def python_of(function: Callable) -> Callable:
+    """Returns the Python function that a tf.function traces, without XLA."""
+    if is_compiled_by_xla(function):
+        _logger.warning(
+            "micro-batches: XLA does not compile a step in micro-batches, so "
+            "`jit_compile=True` of its tf.function is left out"
+        )
+    python = function.python_function
+    # As tf.function does, which its argument `autograph` may forbid.
+    return (
+        convert_by_autograph(python) if is_converted_by_autograph(function) else python
+    )
+
+
 class Step:
     """A step in micro-batches.
 
@@ -129,15 +143,7 @@ class Step:
         self._step = step.python_function if is_function else step
         self._count, self._specs = count, self._whole.input_signature
         self._batch_norm = batch_norm
-        # As tf.function does, which its argument `autograph` may forbid.
-        self._converted = self._step
-        if is_converted_by_autograph(self._whole):
-            self._converted = convert_by_autograph(self._step)
-        if is_compiled_by_xla(self._whole) and not self._is_whole:
-            _logger.warning(
-                "micro-batches: XLA does not compile a step in micro-batches, so "
-                "`jit_compile=True` of its tf.function is left out"
-            )
+        self._converted = None if self._is_whole else python_of(self._whole)
         self.reduces_retracing = reduces_retracing(self._whole)
         self._general, self._is_anew = {}, False
         self._traces, self._last, self._number = {}, None, 1  # of the next batch

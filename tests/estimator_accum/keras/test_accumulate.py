@@ -596,6 +596,23 @@ def test_a_fit_that_fails_leaves_the_next_one_its_choice(kind):
     assert int(optimizer.micro_steps.numpy()) == 2  # 1 + 5 micro-steps
 
 
+def test_gradients_without_a_loss_have_no_loss_of_a_window(kind):
+    class Own(kind.keras.Sequential):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            pairs = zip(gradients, self.trainable_variables, strict=True)
+            self.optimizer.apply_gradients(pairs)
+            return {"loss": loss}
+
+    optimizer, data = accumulate(kind.optimizer("SGD", 0.05), 2), dense_data(32)
+    model = Own(kind.dense_model().layers)
+    history = fit(model, optimizer, data, 8, callbacks=[AccumulationCallback()]).history
+    assert history["updates"] == [2]
+    assert "window_loss" not in history
+
+
 def test_an_epoch_in_which_no_window_closed_has_no_loss_of_one(kind):
     optimizer = accumulate(kind.optimizer("SGD", 0.05), 2)
     callbacks = [AccumulationCallback()]

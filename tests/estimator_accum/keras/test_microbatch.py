@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import importlib
 import logging
 import re
@@ -964,6 +965,41 @@ def test_a_copy_of_a_model_trains_its_own_weights(keras):
         assert not model.built
     is_split = "make_train_function" in vars(copies[0])
     assert is_split is not hasattr(keras, "ops")
+
+
+def _own_step(model, data):
+    x, y, *_ = data
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    (gradient,) = tape.gradient(loss, model.trainable_variables)
+    model.trainable_variables[0].assign_sub(gradient)
+    return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_of_class", [False, True])
+@pytest.mark.parametrize("wrap", [lambda step: step, tf.function])
+def test_a_model_keeps_the_step_that_it_got_itself(keras, wrap, is_of_class):
+    class Other(keras.Sequential):
+        train_step = tf.function(lambda self, data: {"loss": 0.0})
+
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = (Other if is_of_class else keras.Sequential)([keras.Input((5,)), layer])
+    model.train_step = wrap(functools.partial(_own_step, model))
+    _trained(microbatch(model, 3), _batch(5), _batch(1))
+    kernel = np.ones([5, 1])
+    x, y = _batch(5), _batch(1)
+    expected = kernel - 2 * x.T @ (x @ kernel - y) / 10
+    np.testing.assert_allclose(layer.get_weights()[0], expected, rtol=1e-5)
+
+
+def test_a_step_that_xla_would_compile_is_said_not_to_be(keras, caplog):
+    class Compiled(keras.Sequential):
+        train_step = tf.function(_own_step, jit_compile=True)
+
+    layer = keras.layers.Dense(1, use_bias=False)
+    model = microbatch(Compiled([keras.Input((5,)), layer]), 3)
+    _trained(model, _batch(5), _batch(1), jit_compile=False)
+    assert caplog.text.count("`jit_compile=True` of its tf.function is left out") == 1
 
 
 def test_other_models_are_refused(keras):
