@@ -19,6 +19,7 @@ without a rule, and cases that need numbers, are mixed, which is always right.
 n = number of examples in the micro-batch, which no static shape may contain.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -86,8 +87,10 @@ class Analysis:
         mixed: Other tensors of the micro-batch.
         states: States of further tensors, by reference.
         values: Values of integer tensors among them, as sizes, by reference.
+        can_check: As the attribute.
 
     Attributes:
+        can_check: Whether micro-batches can check facts; else nothing depends on any.
         guards: Facts that every micro-batch must check.
         bounds: (operation, index of its input) of numbers of the batch that loops get,
             such as the longest length.
@@ -110,7 +113,10 @@ class Analysis:
         mixed: Iterable[tf.Tensor] = (),
         states: dict | tuple = (),
         values: dict | tuple = (),
+        *,
+        can_check: bool = True,
     ):
+        self.can_check = can_check
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         self.bodies, self.complete_lists = {}, set()
         self.short, self.padded = {}, {}
@@ -133,7 +139,7 @@ class Analysis:
         """Returns another analysis, to which further tensors' states are given, too."""
         states = {key: self._states[key] for key in self._given} | states
         values = {key: self._values[key] for key in self._known}
-        return Analysis((), (), states, values)
+        return Analysis((), (), states, values, can_check=self.can_check)
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
@@ -239,11 +245,29 @@ class Analysis:
         distances = [distance for distance in numbers if distance in others]
         if not distances or not {one, other} & self.sparse_lists:
             raise Mixed("entries of several lists")
-        self.guards.append(EqualNumbers(numbers[distances[0]], others[distances[0]]))
+        self.assume(EqualNumbers(numbers[distances[0]], others[distances[0]]))
         self._alias[other] = one
         for names in (self.complete_lists, self.sparse_lists):
             if other in names:
                 names.add(one)
+
+    def assume(self, guard) -> None:
+        """Takes down a fact that every micro-batch must check; Mixed if none does."""
+        if not self.can_check:
+            raise Mixed("it is right for some values alone, and training checks them")
+        self.guards.append(guard)
+
+    @contextlib.contextmanager
+    def forgetting(self):
+        """Context in which a rule that raises takes no fact for granted."""
+        before = {**self._alias}, {*self.complete_lists}, {*self.sparse_lists}
+        number = len(self.guards)
+        try:
+            yield
+        except (Mixed, Unknown):
+            self._alias, self.complete_lists, self.sparse_lists = before
+            del self.guards[number:]
+            raise
 
     def _renamed(self, value: Iterable[Size]) -> np.ndarray:
         """Returns sizes in which lists that are the same have one name."""

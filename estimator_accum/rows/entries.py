@@ -143,10 +143,11 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
     if "_gradient_op_type" in operation.node_def.attr:
         raise Mixed("entries of examples with a gradient of their own")
     name, *others = sorted(_lists(analysis, operation, states))
-    for other in others:
-        analysis.take_for_same(name, other)
-    within = _EntriesAsExamples(analysis, analysis.list_of(name))
-    results = rule(within, operation, [within.of(state) for state in states])
+    with analysis.forgetting():
+        for other in others:
+            analysis.take_for_same(name, other)
+        within = _EntriesAsExamples(analysis, analysis.list_of(name))
+        results = rule(within, operation, [within.of(state) for state in states])
     if isinstance(results, State):
         return within.outer(results)
     return [within.outer(state) for state in results]

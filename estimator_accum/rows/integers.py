@@ -54,7 +54,7 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
         return None
     is_fixed = analysis.state(tensor).kind == "fixed"
     if is_fixed and tensor.dtype.is_integer and not kinds & {"sizes", "counts"}:
-        return _named(tensor)
+        return _named(analysis, tensor)
     return None
 
 
@@ -107,11 +107,12 @@ def _broadcast_value(analysis, operation: tf.Operation, tensor: tf.Tensor):
     return sizes(axes[tensor.value_index])
 
 
-def _named(tensor: tf.Tensor) -> np.ndarray | None:
+def _named(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     """Returns sizes with names of their own for an integer scalar or vector."""
+    name = f"{analysis.path}{tensor.name}"  # the same name may be in each function
     if tensor.shape.rank == 0:
-        return sizes(Size(symbols=(tensor.name,)))
+        return sizes(Size(symbols=(name,)))
     number = tensor.shape.num_elements()
     if tensor.shape.rank == 1 and number is not None and number <= 64:
-        return sizes([Size(symbols=(f"{tensor.name}[{i}]",)) for i in range(number)])
+        return sizes([Size(symbols=(f"{name}[{i}]",)) for i in range(number)])
     return None

@@ -49,13 +49,16 @@ class View:
         batch: The batch.
         targets: Tensors to look at, with all that they are computed from.
         states: Further tensors' states, by reference.
+        can_check: As for `Analysis`.
 
     Attributes:
         batch: The batch.
         of_batch: The operations that are computed from the micro-batch.
     """
 
-    def __init__(self, batch: WholeBatch, targets: list[tf.Tensor], states=()):
+    def __init__(
+        self, batch: WholeBatch, targets: list[tf.Tensor], states=(), can_check=True
+    ):
         self.batch = batch
         self._parts = {part.sliced.ref(): part for part in batch.parts}
         rows = [part.sliced for part in batch.parts if part.has_rows]
@@ -67,7 +70,8 @@ class View:
                 mixed.append(part.sliced)
         sparse_states, values = states_of_sparse(sparse)
         states = {t.ref(): state for t, state in batch.rows_of_others} | dict(states)
-        self.analysis = Analysis(rows, mixed, sparse_states | states, values)
+        states = sparse_states | states
+        self.analysis = Analysis(rows, mixed, states, values, can_check=can_check)
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}
@@ -141,7 +145,8 @@ def find_rows(
     Returns:
         Pairs (rows, their axis), and (summary of a histogram of rows, None).
     """
-    view = View(batch, targets, {tensor.ref(): MIXED for tensor in mixed})
+    states = {tensor.ref(): MIXED for tensor in mixed}
+    view = View(batch, targets, states, can_check=False)
     histograms = {
         operation.outputs[0].ref(): None
         for operation in Border(view, targets).operations

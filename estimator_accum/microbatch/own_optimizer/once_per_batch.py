@@ -129,7 +129,8 @@ class Model:
         rows = [tensor for tensor, _ in self._early.collected]
         make_repeatable(rows, "Rows of examples that the loss combines")
         derivations = [call.derivation for call in calls if call.derivation.rows]
-        guards = _check_guards(batch, [derivation.view for derivation in derivations])
+        views = [values.view, *(derivation.view for derivation in derivations)]
+        guards = _check_guards(batch, views)
         # Those that it looks at are not the last examples of their batch.
         looked = [
             op for op, guard in guards.items() if not isinstance(guard, LastEntry)

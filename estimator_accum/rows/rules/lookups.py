@@ -67,12 +67,13 @@ def _from_fixed(analysis, operation, places: State, axis: int) -> State:
 
 def _from_own(analysis, places, state: State, tensor, table: State) -> State:
     """Returns the state of rows that are looked up by the number of their example."""
-    if state.distance != table.span:
+    # With one row for each example, another number is another example's.
+    if state.distance != table.span or (table.span == ONE and not state.is_number):
         raise Mixed(BY_VALUES)
     if not state.is_number:
         if context_of(places.op) is not None:  # where no micro-batch can check it
             raise Mixed("rows are looked up by number inside of a branch or loop")
-        analysis.guards.append(OwnRows(places, state.axis, tensor))
+        analysis.assume(OwnRows(places, state.axis, tensor))
     return state._replace(distance=None, is_number=False, is_first=False)
 
 

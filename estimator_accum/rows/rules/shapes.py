@@ -73,7 +73,7 @@ def _transpose(analysis, operation, states):
     state, order = states[0], analysis.value(operation.inputs[1])
     if order is None:
         raise Mixed("its axes are not known")
-    order = [int(axis) for axis in order]
+    order = [int(axis) % len(order) for axis in order]
     is_first = state.is_first and order == [1, 0]
     result = state._replace(axis=order.index(state.axis), is_first=is_first)
     dims = analysis.dims(operation.inputs[0])

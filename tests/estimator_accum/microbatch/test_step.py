@@ -710,6 +710,39 @@ def test_a_step_without_autograph_has_none():
         microbatch_step(step, 4)(_X)
 
 
+def test_two_lists_that_are_joined_need_not_be_as_long():
+    table = _weights(4, 3)
+    one, other = (
+        tf.sparse.from_dense(np.where(_IDS % number, 1 + _IDS % 3, 0))
+        for number in (2, 5)
+    )
+
+    def step(one, other):
+        with tf.GradientTape() as tape:
+            ids = tf.concat([one.values, other.values], 0)
+            rows = tf.nn.embedding_lookup_sparse(table, one, None, combiner="sum")
+            loss = tf.reduce_mean(rows**2) + tf.reduce_sum(tf.gather(table, ids) ** 2)
+        return tf.convert_to_tensor(tape.gradient(loss, table))
+
+    expected = tf.function(step)(one, other)
+    np.testing.assert_allclose(
+        microbatch_step(step, 4)(one, other), expected, rtol=1e-12
+    )
+
+
+def test_a_row_of_another_example_ends_also_a_step_that_trains_nothing():
+    def step(x):
+        flat, numbers = tf.reshape(x, [-1]), tf.range(tf.shape(x)[0])
+        return tf.gather(flat, tf.cast(x[:, 0], tf.int32) + 6 * numbers)
+
+    x = np.zeros([23, 6])
+    step = microbatch_step(step, 4)
+    np.testing.assert_array_equal(step(x), x[:, 0])
+    x[0, 0] = 7  # of the second example
+    with pytest.raises(ValueError, match="only look up values of its own"):
+        step(x)
+
+
 def _gradient(kernel, x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((x @ kernel) ** 2)

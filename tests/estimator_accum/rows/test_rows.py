@@ -872,6 +872,9 @@ _MIXED |= {
     "entries in reverse": _of_even(lambda words: tf.math.unsorted_segment_sum(
         words.values, words.indices[::-1, 0], words.dense_shape[0])),
     "experts without room": _sorted_to_full_experts,
+    "rows of neighbours": lambda x, ids: tf.gather(
+        x, tf.range(tf.shape(x)[0]) + ids[:, 0]),
+    "two sizes of one name": lambda x: _reshaped_by_two_numbers(x),
     "two lists": lambda ids, y: tf.boolean_mask(y, y > 0) + tf.boolean_mask(y, y < 0),
     "lists by two fed numbers": lambda y: tf.boolean_mask(y, y > _fed()) * (
         tf.boolean_mask(y, y > _fed())),
@@ -882,6 +885,22 @@ _MIXED |= {
     "another number of examples": _of_even(lambda words: tf.sparse.to_dense(
         tf.SparseTensor(words.indices, words.values, [8, 4]))),
 }  # fmt: skip
+
+
+def _reshaped_by_two_numbers(x):
+    """A function and its caller read two numbers, of which the tensors have one name."""
+    two, three = (v1.get_variable(f"v{n}", [], tf.int32) for n in (2, 3))
+
+    @tf.function
+    def inner(x):
+        return tf.reshape(x, tf.stack([three.read_value(), tf.shape(x)[1], -1]))
+
+    @tf.function
+    def outer(x):
+        shape = tf.stack([tf.shape(x)[0], two.read_value(), 12])
+        return inner(tf.transpose(tf.reshape(x, shape), [1, 0, 2]))
+
+    return outer(x)
 
 
 def _fed():
@@ -924,6 +943,28 @@ def test_rows_of_loops_and_branches_are_rows(name, seen):
 def test_what_combines_examples_is_mixed(name):
     states, _, _ = _states(_MIXED[name], is_run=False)
     assert {state.kind for state in states} == {"mixed"}
+
+
+def test_axes_of_a_transpose_may_be_counted_from_the_end():
+    """TensorFlow 2.15 cannot run it."""
+
+    def make(x):
+        return tf.transpose(tf.transpose(x, [1, 0, 2]), [-2, 0, 2])
+
+    (state,), _, _ = _states(make, is_run=False)
+    assert (state.kind, state.axis) == ("rows", 0)
+
+
+@pytest.mark.parametrize("can_check", [False, True])
+def test_facts_are_taken_only_where_micro_batches_check_them(can_check):
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, 4])
+        places = tf.cast(x[:, 0], tf.int32) + 4 * tf.range(tf.shape(x)[0])
+        chosen = tf.gather(tf.reshape(x, [-1]), places)
+        analysis = Analysis([x], can_check=can_check)
+        analysis.analyze([chosen])
+        assert (analysis.state(chosen).kind == "rows") is can_check
+        assert len(analysis.guards) == can_check
 
 
 @pytest.mark.parametrize(
