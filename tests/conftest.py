@@ -27,8 +27,8 @@ def pytest_addoption(parser):
     parser.addoption("--without-daily", action="store_true", help=text)
     text = "number of random losses in test_composed_losses.py"
     parser.addoption("--composed-losses", type=int, default=15, help=text)
-    text = "number of attacks in test_attacked_rules.py"
-    parser.addoption("--attacks", type=int, default=300, help=text)
+    text = "number of attacks in test_attacked_rules.py, beyond those of each type"
+    parser.addoption("--attacks", type=int, default=0, help=text)
     text = "number of looks of the spot check in test_rounded_products.py"
     parser.addoption("--looks", type=int, default=4, help=text)
     text = "number of killed workers in tests/distributed/test_ray_train.py"

@@ -187,14 +187,18 @@ def _reduce(a, kind):
     dtypes = {"All": tf.bool, "Any": tf.bool, "ReduceJoin": tf.string}
     tensor, rank = _tensor(a, (1, 2, 3), dtypes.get(kind, tf.float32))
     axes = tf.constant(_axis(a, rank, int(a.chance.integers(rank + 1))), tf.int32)
-    arguments = {"inputs": tensor, "reduction_indices": axes}
-    return _call(kind, input=tensor, axis=axes, keep_dims=a.happens(), **arguments)
+    if kind == "ReduceJoin":
+        return raw.ReduceJoin(
+            inputs=tensor, reduction_indices=axes, keep_dims=a.happens()
+        )
+    return getattr(raw, kind)(input=tensor, axis=axes, keep_dims=a.happens())
 
 
 @_for("ApproxTopK")
 def _largest(a, kind):
     tensor, rank = _tensor(a, (1, 2, 3))
-    return raw.ApproxTopK(input=tensor, k=1, reduction_dimension=_axis(a, rank))
+    axis = a.one_of(-1, -1, _axis(a, rank))
+    return raw.ApproxTopK(input=tensor, k=1, reduction_dimension=axis)
 
 
 @_for("Cross")
