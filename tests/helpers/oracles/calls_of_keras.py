@@ -22,6 +22,7 @@ _SHAPES = {
     "lines": ([3, 8, 2], tf.float32),
     "solids": ([3, 4, 4, 4, 2], tf.float32),
     "waves": ([256], tf.float32),
+    "sounds": ([64, 1], tf.float32),
     "ids": ([4], tf.int32),
     "texts": ([], tf.string),
 }
@@ -38,10 +39,11 @@ NO_TENSOR = {
     "TFSMLayer": "runs a saved model",
     "DenseFeatures": "takes feature columns",
     "MaxNumBoundingBoxes": "takes bounding boxes",
-    "STFTSpectrogram": "needs SciPy",
-    "SpectralNormalization": "writes a variable while it trains",
 }
 
+
+if not hasattr(importlib.import_module("keras"), "ops"):
+    NO_TENSOR["SpectralNormalization"] = "needs AutoGraph"
 
 LAYERS: dict[str, tuple[Callable, str]] = {}
 
@@ -102,6 +104,7 @@ _for(
     Reshape=lambda f: f([2, 2]),
     RMSNormalization=lambda f: f(),
     Softmax=lambda f: f(),
+    SpectralNormalization=lambda f: f(_layers().Dense(2)),
     ThresholdedReLU=lambda f: f(),
     UnitNormalization=lambda f: f(),
 )
@@ -121,11 +124,12 @@ _for(
 _for(
     "waves",
     MelSpectrogram=lambda f: f(32, num_mel_bins=4, sampling_rate=100),
-    STFTSpectrogram=lambda f: f(),
 )
-LAYERS["STFTSpectrogram"] = (
-    lambda f: f(frame_length=32, frame_step=16, fft_length=32),
-    "waves_1",
+_for(
+    "sounds",
+    STFTSpectrogram=lambda f: f(
+        frame_length=32, frame_step=16, fft_length=32, window=None
+    ),
 )
 _for(
     "x x",

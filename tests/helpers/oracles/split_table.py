@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.rows.analysis import Analysis
+from estimator_accum.rows.states import NO_RULE
 from tests.helpers.oracles import calls_of_keras, calls_of_tensorflow
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs/rows.md"
@@ -35,36 +36,47 @@ TensorFlow.
 Arguments matter: a sum along the examples is not split, for instance. The functions are
 called with rows along the first axis, and reduce or look up others.
 """
-# Reasons why rows of their own example are not split.
-_WITHOUT_RULE = {
+# Types of operations without a rule that combine examples.
+_COMBINING = {
+    **dict.fromkeys(
+        ("InvertPermutation", "L2Loss", "StringFormat"), "combines the examples"
+    ),
+    "DepthwiseConv2dNativeBackpropFilter": "combines the examples",
+    "LogUniformCandidateSampler": "draws the same classes for all examples",
+    "FractionalAvgPool": "draws the same regions for all images",
+    "FractionalMaxPool": "draws the same regions for all images",
+}
+# Functions that an analysis of numbers could split, and why a rule refuses them.
+_WITHOUT_PROOF = {
     "nn.ctc_loss": "`v1.nn.ctc_loss` is split",
-    "nn.isotonic_regression": "rows differed beside other rows when a rule was tried",
-    "nn.fractional_avg_pool": "all images share the random regions",
-    "nn.fractional_max_pool": "all images share the random regions",
-    "image.encode_png": "some shapes end the process",
-    "image.extract_glimpse": 'all images share the noise; `noise="zero"` is split',
     "image.non_max_suppression_padded": "its loop ends when the batch is done; "
     "`combined_non_max_suppression` is split",
     "image.ssim_multiscale": "the padding depends on the size",
     **dict.fromkeys(
-        ("signal.fftnd", "signal.ifftnd", "signal.rfftnd", "signal.irfftnd"),
-        "it does not run on processors, where rules are tried; `fft2d` is split",
-    ),
-    "strings.ngrams": "a ragged tensor counts the entries of the examples before",
-    **dict.fromkeys(
         (
-            *("strings.unicode_decode", "strings.unicode_decode_with_offsets"),
-            *("strings.unicode_split", "strings.unicode_split_with_offsets"),
-            *("strings.unicode_encode", "ragged.boolean_mask", "ragged.cross"),
-            *("ragged.cross_hashed", "ragged.row_splits_to_segment_ids"),
-            *("ragged.segment_ids_to_row_splits", "ragged.stack"),
+            *("strings.ngrams", "strings.unicode_encode"),
+            *("ragged.boolean_mask", "ragged.cross", "ragged.cross_hashed"),
+            *("ragged.row_splits_to_segment_ids", "ragged.stack"),
+            "ragged.segment_ids_to_row_splits",
         ),
         "a ragged tensor counts the entries of the examples before",
     ),
-    "sparse.bincount": "`tf.math.bincount` with `minlength` and `maxlength` is split",
     "sparse.transpose": "the examples are no longer the first axis",
     "ContrastLimitedAdaptiveHistogramEqualization": "it looks up tiles by number",
-    "Equalization": "its histogram has no fixed number of bins",
+}
+# What else to know of those that are not split.
+_NOTES = {
+    "nn.isotonic_regression": "rows differed beside other rows when a rule was tried",
+    "image.extract_glimpse": '`noise="zero"` is split',
+    **dict.fromkeys(
+        ("image.random_crop", "image.stateless_random_crop"),
+        "all images share one random place",
+    ),
+    **dict.fromkeys(
+        ("signal.fftnd", "signal.ifftnd", "signal.rfftnd", "signal.irfftnd"),
+        "it does not run on processors, where rules are tried; `fft2d` is split",
+    ),
+    "sparse.bincount": "`tf.math.bincount` with `minlength` and `maxlength` is split",
 }
 _ROW = re.compile(r"\| `(\w+)` \| ([\w ]+) \| (.*) \|")
 
@@ -88,7 +100,7 @@ def places_of_functions() -> dict[str, dict[str, Place]]:
         places = {
             name: Place("no batch", calls_of_tensorflow.NO_BATCH[name])
             if name in calls_of_tensorflow.NO_BATCH
-            else _place(
+            else place_of(
                 name,
                 calls_of_tensorflow.call(name, batch),
                 Analysis(batch.parts.values()),
@@ -113,25 +125,29 @@ def places_of_layers() -> dict[str, dict[str, Place]]:
     }
     for name, tensors in results.items():
         with tensors[0].graph.as_default():
-            places[name] = _place(name, tensors, new_analysis())
+            places[name] = place_of(name, tensors, new_analysis())
     return {f"keras.layers of Keras {version}": dict(sorted(places.items()))}
 
 
-def _place(name: str, tensors: list[tf.Tensor], analysis: Analysis) -> Place:
+def place_of(name: str, tensors: list[tf.Tensor], analysis: Analysis) -> Place:
+    """Returns the answer about the results of a name."""
     analysis.analyze(tensors)
     is_split = all(analysis.state(tensor).kind != "mixed" for tensor in tensors)
     mixing = {origin.operation for origin in analysis.origins}
     is_split |= mixing <= analysis.short.keys()  # a batch adds the rows
-    if is_split and name not in _WITHOUT_RULE:
+    if is_split and name not in (_WITHOUT_PROOF | _NOTES):
         return Place("split")
-    if not is_split and name in _WITHOUT_RULE:
-        return Place("no rule", _WITHOUT_RULE[name])
     if is_split:
         raise AssertionError(f"{name} is split: delete its reason")
     operation, reason = analysis.origins[0]
-    if reason == "there is no rule for it":
-        return Place("unsplit", f"`{operation.type}` combines the examples")
-    return Place("unsplit", f"`{operation.type}`: {reason}")
+    if name in _WITHOUT_PROOF:
+        return Place("no rule", _WITHOUT_PROOF[name])
+    note = f"; {_NOTES[name]}" if name in _NOTES else ""
+    if reason == NO_RULE and operation.type not in _COMBINING:
+        return Place("no rule", f"`{operation.type}` has no rule{note}")
+    if reason == NO_RULE:
+        return Place("unsplit", f"`{operation.type}` {_COMBINING[operation.type]}")
+    return Place("unsplit", f"`{operation.type}`: {reason}{note}")
 
 
 def read(page: str) -> dict[str, dict[str, Place]]:
