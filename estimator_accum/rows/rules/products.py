@@ -39,16 +39,33 @@ def _einsum(analysis, operation, states):
     without_places(states)
     left, right = operation.get_attr("equation").decode().replace(" ", "").split("->")
     terms = left.split(",")
-    if "." in left:
+    rows = [
+        (_label(analysis, tensor, term, state.axis), state.span)
+        for tensor, term, state in zip(operation.inputs, terms, states, strict=True)
+        if state.kind == "rows"
+    ]
+    if all(label is None for label, _ in rows):
         return _einsum_with_dots(analysis, operation, states, terms, right)
-    rows = [(t[s.axis], s.span) for t, s in zip(terms, states) if s.kind == "rows"]
     fixed = [term for term, s in zip(terms, states) if s.kind == "fixed"]
     label, span = rows[0]
     if len(set(rows)) > 1 or any(term.count(label) > 1 for term in terms):
         raise Mixed("it multiplies examples by examples")
     if label not in right or any(label in term for term in fixed):
         raise Mixed("it sums over the examples")
-    return State("rows", right.index(label), span)
+    before, _, after = right.partition("...")
+    if label in before:
+        return State("rows", before.index(label), span)
+    from_right = len(after) - after.index(label)
+    return State("rows", analysis.rank(operation.outputs[0]) - from_right, span)
+
+
+def _label(analysis, tensor, term: str, axis: int) -> str | None:
+    """Returns the letter of an axis; None if it is among those of three dots."""
+    before, dots, after = term.partition("...")
+    if axis < len(before):
+        return before[axis]
+    from_right = analysis.rank(tensor) - axis
+    return after[-from_right] if dots and from_right <= len(after) else None
 
 
 def _einsum_with_dots(
@@ -62,7 +79,7 @@ def _einsum_with_dots(
             if not term.startswith("...") or state.axis >= dots:
                 raise Mixed("an equation with three dots")
             pairs.add((dots - state.axis, state.span))
-        elif term.startswith("...") and dots:
+        elif dots:
             raise Mixed("an equation with three dots")
     ((place, span),) = pairs if len(pairs) == 1 else [(None, None)]
     if place is None or not right.startswith("..."):

@@ -391,9 +391,13 @@ _ROWS = {
         lambda x: [
             tf.einsum("btw,wk->bkt", x, _static([6, 2])), tf.einsum("btw,bsw->bts", x, x),
             tf.einsum("...w,wk->...k", x, _static([6, 2])),
+            tf.einsum("b...w,wk->b...k", x, _static([6, 2])),
+            tf.einsum("b...w,b...w->b...", x, x),
         ], 0, 1,
     ),
-    "einsum to time": (lambda x: tf.einsum("btw->tbw", x), 1, 1),
+    "einsum to time": (lambda x: [
+        tf.einsum("btw->tbw", x), tf.einsum("b...,c->c...b", x[:, 0, 0], _static([3])),
+        tf.einsum("b...w->...bw", x)], 1, 1),
     "words as rows": (lambda x: tf.reshape(x, [-1, 6]), 0, 4),
     "words as rows and back": (
         lambda x: tf.reshape(tf.reshape(x, [-1, 6]), [tf.shape(x)[0], 4, 6]), 0, 1
@@ -556,7 +560,9 @@ _MIXED = {
     "drawn for classes": lambda x: v1.multinomial(tf.transpose(x[:, 0]), 2),
     "fixed along examples": lambda y: y + _static([8]),
     "summed over examples": lambda x: tf.matmul(x[:, 0], x[:, 1], transpose_a=True),
-    "einsum": lambda x: [tf.einsum("btw,bsv->tsvw", x, x), tf.einsum("btw,ctw->bc", x, x)],
+    "einsum": lambda x: [tf.einsum("btw,bsv->tsvw", x, x), tf.einsum("btw,ctw->bc", x, x),
+                         tf.einsum("b...w,c...w->bc...", x, x), tf.einsum("b...->...", x),
+                         tf.einsum("b...w,...w->b...w", x, x)],
     "along examples": lambda x, y: [
         tf.cumsum(x), tf.argmax(x), tf.nn.softmax(tf.transpose(x)), tf.nn.top_k(y, 2)[0],
         tf.reverse(x, [0]), tf.roll(x, 1, 0), tf.sort(y), tf.random.shuffle(y),

@@ -554,9 +554,14 @@ def _einsum(a, kind):
     labels = sorted({*terms[0], *terms[1]})
     result = "".join(a.chance.permutation(labels)[: a.one_of(1, 2, 3)])
     tensors = [a.any([lengths[label] for label in term]) for term in terms]
-    if a.happens(0.2):  # dots
-        tensors = [a.any([a.examples, *[lengths[label] for label in t]]) for t in terms]
-        terms, result = [f"...{term}" for term in terms], f"...{result}"
+    if a.happens(0.3):  # dots
+        for i, term in enumerate(terms):
+            place = int(a.chance.integers(len(term) + 1)) if a.happens() else 0
+            shape = [lengths[label] for label in term]
+            tensors[i] = a.any([*shape[:place], a.length(), *shape[place:]])
+            terms[i] = f"{term[:place]}...{term[place:]}"
+        place = int(a.chance.integers(len(result) + 1)) if a.happens() else 0
+        result = f"{result[:place]}...{result[place:]}"
     return raw.Einsum(inputs=tensors, equation=f"{','.join(terms)}->{result}")
 
 
