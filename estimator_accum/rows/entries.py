@@ -62,6 +62,10 @@ class _EntriesAsExamples:
         """Returns whether something is known of a shape."""
         return self._analysis.knows_dims(tensor)
 
+    def is_new_in_each_run(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a seed is computed from a number that every run is fed with."""
+        return self._analysis.is_new_in_each_run(tensor)
+
     def set_dims(self, tensor: tf.Tensor, state: State, shape: list) -> State:
         """Takes down the known part of the shape of an output; returns its state."""
         outer = self.outer(state)
@@ -138,11 +142,11 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
         raise Mixed("entries of examples stand beside examples")
     if any(state.is_place for state in states):
         raise Mixed("the place of an entry as a value")
-    if is_any_draw(operation):
-        raise Mixed("random numbers for the entries of examples")
     if "_gradient_op_type" in operation.node_def.attr:
         raise Mixed("entries of examples with a gradient of their own")
     name, *others = sorted(_lists(analysis, operation, states))
+    if is_any_draw(operation) and blocks_of(name) is None:
+        raise Mixed("random numbers for the entries of examples")
     with analysis.forgetting():
         for other in others:
             analysis.take_for_same(name, other)

@@ -17,6 +17,7 @@ from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
 from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
 from estimator_accum.microbatch.own_optimizer.head import Copies, View
+from estimator_accum.microbatch.own_optimizer.joined_views import take_views_apart
 from estimator_accum.microbatch.own_optimizer.patches import (
     PASSES_ON,
     Request,
@@ -101,9 +102,16 @@ def _with_whole_bounds(
 def _with_identities(
     batch: WholeBatch, copies: Copies, request: Request, view: View
 ) -> tuple[Request, View]:
-    """Puts an Identity behind each tensor with rows that the head reads."""
+    """Puts an Identity behind each tensor with rows that the head reads.
+
+    Before, views that are joined along the examples are taken apart.
+    """
     copies.take_losses(view, request.tops)  # the border has them
     border = copies.border(view, request.tops)
+    if joined := take_views_apart(view, border):
+        request = request._replace(ys=[joined.get(y.name, y) for y in request.ys])
+        view = View(batch, request.tops)
+        border = copies.border(view, request.tops)
     rows = [
         tensor
         for tensor in border.frontier

@@ -9,6 +9,7 @@ tf.random.Generator. The first micro-batch draws as the unsplit batch does.
 
 from collections.abc import Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.internals import context_of, set_input
@@ -21,7 +22,8 @@ from estimator_accum.microbatch.repeatable import (
     with_place,
 )
 from estimator_accum.rows.analysis import Analysis
-from estimator_accum.rows.sizes import has_examples
+from estimator_accum.rows.rules.blocks import blocks_of
+from estimator_accum.rows.sizes import has_examples, lists_of
 
 _BY_SHAPE = {*SHAPED_DRAWS, *DRAWS_OF_PARAMETERS}  # their first input
 _KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")
@@ -57,9 +59,14 @@ def draw_by_micro_batch(batch: WholeBatch, operations: Iterable[tf.Operation]) -
     view = View(batch, [draw.outputs[0] for draw in seeds_before])
     for draw, seeds in seeds_before.items():
         size = view.analysis.value(draw.inputs[0])
-        if size is None or not has_examples(size):
+        if size is None or not _is_of_examples(size):
             for i, seed in enumerate(seeds):
                 set_input(draw, i + 1, seed)
+
+
+def _is_of_examples(size: np.ndarray) -> bool:
+    """Returns whether a size says how many examples there are, or rows of their blocks."""
+    return has_examples(size) or any(map(blocks_of, lists_of(size.flat)))
 
 
 def _take_states_once(batch: WholeBatch, operations: Iterable[tf.Operation]) -> None:

@@ -58,6 +58,7 @@ from estimator_accum.microbatch.own_optimizer.without_draws import (
     without_draws,
 )
 from estimator_accum.precision import has_low_precision
+from estimator_accum.rows.rules.blocks import blocks_of
 
 _BATCHES = (1, 2, 10, 100, 1000)  # those that are looked at
 _EXAMPLES = 4  # of a look, beside as many others in their place
@@ -142,7 +143,7 @@ class SpotCheck:
         needed = data_ancestors([t.op for t in (*parts, *(t for t, _ in rows))])
         draws = _draws_with_rows(batch, needed)
         gradients, rows = _of_known_draws(gradients, rows, needed)
-        named = [*parts, *(t for t, _ in (*rows, *draws))]
+        named = [*parts, *(t for t, _ in rows), *(t for t, *_ in draws)]
         named += [t for t, _, _ in arriving] + [g for _, g, _ in arriving]
         named += [part.whole for part in batch.parts]
         moments = tensors_of_moments(needed)
@@ -164,7 +165,8 @@ class SpotCheck:
                 )
                 for i, g in enumerate(gradients)
             }
-            self._draws = [(copy(draw), axis) for draw, axis in draws]
+            self._draws = [(copy(draw), axis) for draw, axis, _ in draws]
+            self._blocks = {copy(draw).name: n for draw, _, n in draws if n > 1}
             self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
             self._arriving = [(copy(g), axis) for _, g, axis in arriving]
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
@@ -376,12 +378,16 @@ class SpotCheck:
                 shape = [1] * axis + [-1] + [1] * (value.ndim - axis - 1)
                 factors = np.where(are_others[span], factor, 1).repeat(width)
                 part = part * factors.reshape(shape).astype(part.dtype)
+            if name in self._blocks:
+                part = part.reshape(-1, *part.shape[2:])
             feeds[name] = part
         drawn = [tensor for tensor, _ in draws]
         fetches = [self._rows, self._gradients, drawn, self._guards]
         *results, _ = look.session.run(fetches, feeds)
         rows, gradients, numbers = _numbers(results)
         for (tensor, axis), value in zip(draws, numbers, strict=True):
+            if blocks := self._blocks.get(tensor.name):  # of all examples
+                value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1
             values[tensor.name] = value, axis, 1
         if look.is_noisy and not _are_finite(rows, gradients):
             raise _NotFinite("numbers that are not finite")
@@ -470,8 +476,12 @@ def _rounding_in(operations) -> float:
     return max(roundings, default=0.0)
 
 
-def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int]]:
-    """Returns numbers that no feature tells and examples have their own of, with axes."""
+def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int, int]]:
+    """Returns numbers that no feature tells and examples have their own of.
+
+    Returns:
+        (numbers, their axis, number of blocks that list all examples) of each.
+    """
     others = {rows.op for rows, _ in batch.rows_of_others}
     draws = [
         operation.outputs[0]
@@ -481,7 +491,11 @@ def _draws_with_rows(batch: WholeBatch, operations) -> list[tuple[tf.Tensor, int
     ]
     view = View(batch, draws)  # the graph has other draws since the last one
     states = [(draw, view.state(draw)) for draw in draws]
-    return [(draw, state.axis) for draw, state in states if state.kind == "rows"]
+    return [
+        (draw, state.axis, (blocks_of(state.of) or [1])[0])
+        for draw, state in states
+        if state.kind in ("rows", "entries")  # of blocks
+    ]
 
 
 def _tensor_of(name: str) -> str:

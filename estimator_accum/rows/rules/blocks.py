@@ -135,16 +135,30 @@ def _repeat(analysis, operation, states):
     return _blocks(analysis, operation, int(value[0]), state, tail)
 
 
-@rule("Split", table=RULES_OF_ENTRIES)
+@rule("Split", "SplitV", table=RULES_OF_ENTRIES)
 def _take_apart(analysis, operation, states):
-    axis, state = states
-    parts = len(operation.outputs)
-    if axis.kind != "fixed" or not _has_parts(state, parts):
+    tensors, parts = [*operation.inputs], len(operation.outputs)
+    if operation.type == "SplitV":
+        (tensor, lengths, axis), state = tensors, states[0]
+        if not _are_equal(analysis.value(lengths), state, parts):
+            return None
+    else:
+        (axis, tensor), state = tensors, states[1]
+    if analysis.state(axis).kind != "fixed" or not _has_parts(state, parts):
         return None
-    tensor = operation.inputs[1]
-    if axes_of(analysis, operation.inputs[0], analysis.rank(tensor)) != {0}:
+    if axes_of(analysis, axis, analysis.rank(tensor)) != {0}:
         return None
     return _block(analysis, operation, state, analysis.dims(tensor)[1:], parts)
+
+
+def _are_equal(lengths, state: State, parts: int) -> bool:
+    """Returns whether lengths are those of as many equal parts; -1 is the rest."""
+    if lengths is None or not _has_parts(state, parts):
+        return False
+    number, span = blocks_of(state.of)
+    length = N * Size(number // parts * span)
+    rest = [size for size in lengths if size != length]
+    return rest in ([], [Size(-1)])
 
 
 def one_block(analysis, operation, state: State) -> State | None:

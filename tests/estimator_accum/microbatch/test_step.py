@@ -857,6 +857,36 @@ def test_a_warning_tells_the_share_of_layers_that_are_not_split(caplog, make, ca
     assert re.search(said + cause, caplog.text)
 
 
+@pytest.mark.parametrize("way", [None, "operation", "generator", "variable"])
+def test_views_that_are_joined_are_split_until_they_are_combined(caplog, way):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    kernels = _weights(6, 400), _weights(400, 3)
+    generator, seed = tf.random.Generator.from_seed(1), tf.Variable([1, 2])
+    draw = {
+        None: lambda shape: 1.0,
+        "operation": tf.random.uniform,
+        "generator": generator.uniform,
+        "variable": lambda shape: tf.random.stateless_uniform(shape, seed),
+    }[way]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden, n = tf.tanh(tf.concat([x, -x], 0) @ kernels[0]), tf.shape(x)[0]
+            hidden = tf.where(draw(tf.shape(hidden)) < 0.5, 0.0 * hidden, 2 * hidden)
+            z = tf.math.l2_normalize(hidden @ kernels[1], 1)
+            logits = 5 * z @ tf.transpose(z) - 1e9 * tf.eye(2 * n, dtype=tf.float64)
+            places = tf.concat([tf.range(n) + n, tf.range(n)], 0)
+            loss = _crossentropy(places, logits)
+        return loss, tape.gradient(loss, kernels)
+
+    results = microbatch_step(step, 4)(_X)
+    (share,) = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert float(share) < 15  # the logits
+    if way is None:
+        for ours, whole in zip(*map(tf.nest.flatten, (results, step(_X))), strict=True):
+            np.testing.assert_allclose(ours, whole, rtol=1e-12, atol=1e-14)
+
+
 def test_several_threads_may_call_a_step():
     total, kernel = tf.Variable(np.float64(0)), _weights(6, 3)
 

@@ -261,6 +261,8 @@ _ROWS = {
             *tf.split(tf.tile(x, [3, 1, 1]) + tf.concat([x, -x, x], 0), 3),
             *(z for views in [tf.nn.softmax(tf.concat([x, -x], 0))]
               for n in [tf.shape(x)[0]] for z in (views[:n], views[n:])),
+            *(z for n in [tf.shape(x)[0]] for lengths in ([n, n], [n, -1])
+              for z in tf.split(tf.concat([x, -x], 0), lengths)),
         ], 0, 1,
     ),
     "joined before the examples": (lambda y: tf.concat([y[None], -y[None]], 0), 1, 1),
@@ -584,6 +586,7 @@ _MIXED = {
         tf.split(tf.concat([x, x], 0), 4)[0], tf.split(tf.concat([x] * 6, 0), 4)[0],
         tf.concat([y, y], 0) * tf.concat([y] * 3, 0),
         tf.concat([y, y], 0)[1:], tf.reshape(tf.concat([y, y], 0), [-1, 2]),
+        *tf.split(tf.concat([y, y, y], 0), [tf.shape(y)[0], -1]),
     ],
     "sizes": lambda y: [y * tf.cast(tf.shape(y)[0], tf.float32),
                         tf.one_hot(tf.cast(y, tf.int32), tf.shape(y)[0])],
@@ -1004,6 +1007,13 @@ def test_random_numbers_have_rows_if_a_state_draws_them(seen):
         ]
 
     seen |= _assert_rows(draw, 0, is_random=True)
+
+
+def test_random_numbers_of_joined_rows_are_of_their_blocks():
+    def drop(y):
+        return tf.split(tf.nn.dropout(tf.concat([y, -y], 0), 0.5), 2)
+
+    _assert_rows(drop, 0, is_random=True)
 
 
 def test_values_of_a_table_of_unknown_rank_may_be_vectors():
