@@ -19,7 +19,7 @@ from estimator_accum.rows.rules.blocks import (
     one_block,
 )
 from estimator_accum.rows.rules.dims import axes_of
-from estimator_accum.rows.rules.padding import padding_of
+from estimator_accum.rows.rules.padding import padding_of, sum_of_columns
 from estimator_accum.rows.rules.refusals import (
     ALONG,
     BY_VALUES,
@@ -421,6 +421,11 @@ def _scatter(analysis, operation, states):
     if not (is_scalar and analysis.rank(operation.inputs[2]) == 0):
         check_same(analysis, as_entries(values), indices)
     _, *tail = shape_of_sparse(analysis, operation.inputs[place], indices.distance)
+    is_counted = len(tail) == 1 and tail[0].counted and place == 1
+    if is_counted and (columns := sum_of_columns(analysis, operation)):
+        result = State("rows", 0, indices.distance)
+        analysis.padded |= {**dict.fromkeys(columns), columns[-1]: result}
+        return UNPADDED
     return set_rows(analysis, operation.outputs[0], indices.distance, tail)
 
 

@@ -1,15 +1,21 @@
-"""Rows of the last examples that are added where they are missing.
+"""Rows and columns that depend on other examples, up to where they do no longer.
 
 A reduction over segments has no row behind the last entry. `SequenceFeatures` adds zeros:
 
     lengths = tf.math.segment_max(columns + 1, numbers)
     tf.concat([lengths, tf.zeros(tf.shape(ids)[:1] - tf.shape(lengths)[:1])], 0)
+
+A sparse matrix may be as wide as its longest row. `indicator_column` adds nothing for
+the columns that are filled up:
+
+    tf.reduce_sum(tf.one_hot(tf.sparse.to_dense(ids, -1), depth), 1)
 """
 
 import numpy as np
 import tensorflow as tf
 
 from estimator_accum.rows.sizes import Size
+from estimator_accum.rows.states import FIXED
 
 # A row without entries is 0 after them, too, as a row that is added.
 _KEEPING_ZERO = {"Cast", "Ceil", "Floor", "Identity", "Mul", "RealDiv"}
@@ -46,6 +52,37 @@ def padding_of(
     lengths = _length_of_padding(analysis, joins[0], tensor, number)
     is_alone = users <= {joins[0], *(lengths or ())}
     return [*between, *lengths, joins[0]] if lengths and is_alone else None
+
+
+def sum_of_columns(analysis, operation: tf.Operation) -> list[tf.Operation] | None:
+    """Returns the operations from a dense matrix of integers to the sum of its columns.
+
+    Args:
+        analysis: The analysis.
+        operation: The SparseToDense operation.
+
+    Returns:
+        The operations, the sum last; None if columns that are filled up may count.
+    """
+    default = tf.get_static_value(operation.inputs[3])
+    hot = _only_user(operation)
+    if default is None or hot is None or hot.type != "OneHot" or default >= 0:
+        return None
+    total, off = _only_user(hot), tf.get_static_value(hot.inputs[3])
+    is_last = hot.get_attr("axis") in (-1, 2) and hot.inputs[0] is operation.outputs[0]
+    are_fixed = all(analysis.state(tensor) == FIXED for tensor in [*hot.inputs][1:])
+    if not (is_last and are_fixed and off == 0) or total is None:
+        return None
+    if total.type != "Sum" or total.get_attr("keep_dims"):
+        return None
+    axes = tf.get_static_value(total.inputs[1])
+    is_over_columns = axes is not None and [*np.ravel(axes)] in ([1], [-2])
+    return [hot, total] if is_over_columns else None
+
+
+def _only_user(operation: tf.Operation) -> tf.Operation | None:
+    users = {*operation.outputs[0].consumers()}
+    return users.pop() if len(users) == 1 else None
 
 
 def _keeps_zero(operation: tf.Operation) -> bool:

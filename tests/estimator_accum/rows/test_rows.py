@@ -657,6 +657,12 @@ def _in_place(x, places, function):
     )
 
 
+def _dense_ids(texts, default):
+    words = v1.string_split(texts[:, 0])
+    ids = words.with_values(tf.strings.to_hash_bucket_fast(words.values, 5))
+    return tf.sparse.to_dense(ids, tf.constant(default, tf.int64))
+
+
 def _words_of_texts(texts):
     words = v1.string_split(tf.strings.join([texts[:, 0], texts[:, 1]], " "))
     numbers = tf.strings.to_hash_bucket_fast(words.values, 5)
@@ -688,6 +694,14 @@ def _crossed(texts):
     column = tf.feature_column.embedding_column(crossed, 3)
     features = {"a": texts[:, 0], "b": texts[:, 1]}
     return v1.feature_column.input_layer(features, [column])
+
+
+def _indicated_cross(texts, y):
+    feature = tf.feature_column
+    number = feature.bucketized_column(feature.numeric_column("y"), [-0.5, 0.5])
+    cross = feature.indicator_column(feature.crossed_column([number, "words"], 9))
+    features = {"y": y, "words": tf.sparse.from_dense(texts)}
+    return v1.feature_column.input_layer(features, [cross])
 
 
 def _column(make):
@@ -824,6 +838,7 @@ _OF_ENTRIES = {
     "padded": (lambda texts: tf.strings.split(texts[:, 0]).to_tensor(shape=[None, 3]), 0, 1),
     "words of texts": (_words_of_texts, 0, 1),
     "crossed column": (_crossed, 0, 1),
+    "crossed sparse columns, indicated": (_indicated_cross, 0, 1),
     "chosen examples": (lambda x, y: _in_place(
         x, tf.where(y > 0), tf.nn.softmax), 0, 1),
     "an entry for each example beside others": (lambda ids, y, length: tf.sparse.to_dense(
@@ -867,8 +882,16 @@ _MIXED |= {
     ],
     "texts as wide as the longest": lambda texts: tf.strings.split(
         texts[:, 0]).to_tensor(),
-    "as wide as the longest": lambda texts: tf.sparse.to_dense(
-        v1.string_split(texts[:, 0]), default_value=""),
+    "as wide as the longest": lambda texts: [
+        tf.sparse.to_dense(v1.string_split(texts[:, 0]), default_value=""),
+        *(way(tf.one_hot(_dense_ids(texts, default), 5, off_value=off), axis)
+          for way, default, off, axis in (
+              (tf.reduce_sum, 0, 0.0, 1), (tf.reduce_sum, -1, 1.0, 1),
+              (tf.reduce_sum, -1, 0.0, 2), (tf.reduce_mean, -1, 0.0, 1))),
+        tf.one_hot(_dense_ids(texts, -1), 5),
+        *(tf.reduce_sum(tf.one_hot(ids, 5), 1) + tf.cast(tf.shape(ids)[1], tf.float32)
+          for ids in [_dense_ids(texts, -1)]),
+    ],
     "padded with other rows": _of_even(lambda words: tf.concat([
         tf.math.segment_sum(words.values, words.indices[:, 0]) + 1,
         tf.zeros(words.dense_shape[:1] - tf.shape(tf.math.segment_sum(

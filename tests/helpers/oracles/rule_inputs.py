@@ -1003,6 +1003,8 @@ def _unique(a, kind):
 def _scatter(a, kind):
     if a.happens(0.3) and kind == "ScatterNd":
         return _scatter_to_own(a)
+    if a.happens(0.3) and kind == "SparseToDense":
+        return _columns_of_words(a)
     indices, values, shape = _sparse(a)
     values = a.any([]) if a.happens(0.1) and kind == "SparseToDense" else values
     arguments = {"sparse_indices": indices, "sparse_values": values}
@@ -1019,6 +1021,22 @@ def _fixed_segments(a, kind):
     arguments = {"data": data, "inputs": data, "segment_ids": tf.constant(numbers)}
     arguments["num_segments"] = a.one_of(2, a.number_of_examples())
     return _call(kind, **arguments, indices=np.arange(shape[0]) % 2)
+
+
+def _columns_of_words(a: Attack):
+    texts = tf.strings.regex_replace(a.rows([], tf.string, 0), "[.]", " ")
+    words = v1.string_split(texts)
+    ids = words.with_values(tf.strings.to_hash_bucket_fast(words.values, 3))
+    dense = raw.SparseToDense(
+        sparse_indices=ids.indices,
+        output_shape=ids.dense_shape,
+        sparse_values=ids.values,
+        default_value=tf.constant(a.one_of(-1, -1, -1, 0), tf.int64),
+    )
+    hot = tf.one_hot(dense, 4, a.one_of(1.0, 2.0), a.one_of(0.0, 0.0, 0.0, 1.0))
+    axis = a.one_of(1, 1, -2, 2, 0)
+    way = a.one_of(tf.reduce_sum, tf.reduce_sum, tf.reduce_max)
+    return way(hot, a.one_of(axis, [axis]))
 
 
 def _scatter_to_own(a: Attack):
