@@ -37,7 +37,7 @@ NO_TENSOR = {
         ("FlaxLayer", "JaxLayer", "TorchModuleWrapper"), "runs another framework"
     ),
     "TFSMLayer": "runs a saved model",
-    "DenseFeatures": "takes feature columns",
+    "DenseFeatures": "takes feature columns, which are split",
     "MaxNumBoundingBoxes": "takes bounding boxes",
 }
 

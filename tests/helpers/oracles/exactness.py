@@ -8,6 +8,7 @@ makes of the model_fn; no files are written.
 """
 
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum import microbatch_model_fn
+from estimator_accum.microbatch.own_optimizer.activations import SHARE
 from tests.helpers.models.interception import AS_IT_IS
 
 v1 = tf.compat.v1
@@ -105,7 +107,7 @@ def assert_exact(
     tolerance: float | None = None,
     updates: int = UPDATES,
     but: tuple[str, ...] = (),
-) -> None:
+) -> float:
     """Asserts that cut batches train as the batches at once do.
 
     Args:
@@ -116,14 +118,48 @@ def assert_exact(
             `SINGLE`, by its type.
         updates: Number of batches.
         but: Ends of the names of variables that are not compared.
+
+    Returns:
+        The largest share of the activations that is computed on the whole batch
+        [percent].
     """
-    whole = None  # trained later, since what is refused needs no other training
+    whole, shares = None, _Shares()
     for number in [micro_batches] if isinstance(micro_batches, int) else micro_batches:
         cut_model_fn = microbatch_model_fn(model_fn, number)
-        cut = train(cut_model_fn, input_fn, updates, whole and whole.start)
-        if whole is None:
+        with shares.noted():
+            cut = train(cut_model_fn, input_fn, updates, whole and whole.start)
+        if whole is None:  # what is refused needs no other training
             whole = assert_trains(train(model_fn, input_fn, updates, cut.start))
         _assert_equal(cut, whole, tolerance, updates, but)
+    return max(shares.received, default=0.0)
+
+
+class _Shares(logging.Handler):
+    """Notes the shares of activations that are logged.
+
+    Attributes:
+        received: The shares [percent].
+    """
+
+    def __init__(self):
+        super().__init__("DEBUG")
+        self.received = []
+
+    def emit(self, record):
+        if record.msg == SHARE:
+            self.received += record.args
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        logger = logging.getLogger("tensorflow.estimator_accum")
+        level = logger.level
+        logger.setLevel("DEBUG")
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+            logger.setLevel(level)
 
 
 def _assert_equal(
