@@ -4,9 +4,10 @@
     z @ tf.transpose(z)                           combines the examples
 
 A micro-batch's blocks are no slice of the batch's, but each block's rows are. So the
-blocks are taken apart and joined again, and the batch's are joined from their rows:
+blocks get an axis of their own, and are joined again from the rows of the batch:
 
-    tf.concat(tf.split(z, 2), 0) @ tf.transpose(...)
+    rows = tf.reshape(z, [2, -1, 5])
+    tf.reshape(rows, [-1, 5]) @ tf.transpose(...)
 """
 
 import tensorflow as tf
@@ -58,10 +59,13 @@ def _join_again(view: View, tensor: tf.Tensor) -> tf.Tensor:
         if not _keeps_examples(view, operation)
     ]
     with tensor.graph.as_default(), tf.control_dependencies(None):
-        parts = tf.split(tensor, number)
-        rows = [tf.identity(part, "rows") for part in parts]
-        joined = tf.concat(rows, 0)
-    for operation in (parts[0].op, *(part.op for part in rows), joined.op):
+        tail = tensor.shape[1:]
+        tail = tail if tail.is_fully_defined() else tf.shape(tensor)[1:]
+        blocks = tf.reshape(tensor, tf.concat([[number, -1], tail], 0))
+        rows = tf.identity(blocks, "rows")
+        joined = tf.reshape(rows, tf.concat([[-1], tail], 0))
+        joined.set_shape(tensor.shape)
+    for operation in (blocks.op, rows.op, joined.op):
         setattr(operation, PASSES_ON, True)
     for operation in readers:
         for i, read in enumerate(operation.inputs):

@@ -2,6 +2,7 @@
 
     tf.concat([a, b], 0)    2 blocks, of a's rows and of b's
     SpaceToBatchND          a block for each place of a pixel, as dilated convolutions do
+    tf.reshape(x, [-1, 5])  a block for each of the T words of x [T, n, 5]
 
 A block is in the order of the examples, the list is not.
 """
@@ -12,7 +13,7 @@ import re
 from estimator_accum.rows.rules.dims import axes_of
 from estimator_accum.rows.rules.refusals import ALONG
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
-from estimator_accum.rows.sizes import ONE, N, Size
+from estimator_accum.rows.sizes import ONE, N, Size, product
 from estimator_accum.rows.states import Mixed, State
 
 _NAME = re.compile(r"(\d+) blocks of (\d+)")
@@ -188,9 +189,31 @@ def blocks_apart(analysis, operation, state: State) -> State | None:
     if blocks is None or target is None or state.is_place:
         return None
     (number, span), tail = blocks, analysis.dims(operation.inputs[0])[1:]
-    lengths = (N * Size(span), Size(-1))
-    is_apart = len(target) == len(tail) + 2 and target[0] == Size(number)
-    if not (is_apart and target[1] in lengths and [*target[2:]] == tail):
+    first, length, *rest = [*target, None, None][: max(len(target), 2)]
+    inner, rest = rest[: len(rest) - len(tail)], rest[len(rest) - len(tail) :]
+    if first != Size(number) or length is None or rest != tail:
         return None
-    result = State("rows", 1, Size(span))
-    return analysis.set_dims(operation.outputs[0], result, [target[0], None, *tail])
+    if any(size.power or size.symbols or size.factor < 1 for size in inner):
+        return None
+    parts = int(product(inner))  # of the rows of an example in a block
+    lengths = (N * Size(span // parts), Size(-1))
+    if span % parts or length not in lengths:
+        return None
+    result = State("rows", 1, Size(span // parts))
+    return analysis.set_dims(operation.outputs[0], result, [first, None, *inner, *tail])
+
+
+def flat_blocks(analysis, operation, state: State) -> State | None:
+    """Returns the state of rows whose axis is joined with the one before it."""
+    target, tensor = analysis.value(operation.inputs[1]), operation.inputs[0]
+    if state.kind != "rows" or state.axis != 1 or state.is_place or target is None:
+        return None
+    source = analysis.dims(tensor)
+    inner = len(source) - len(target) + 1  # axes that are joined
+    if inner < 2 or [*target[1:]] != source[inner:] or source[0] == ONE:
+        return None
+    if target[0] not in (product(source[:inner]), Size(-1)):
+        return None
+    number, span = int(source[0]), int(state.span * product(source[2:inner]))
+    result = State("entries", 0, of=f"{number} blocks of {span}")
+    return analysis.set_dims(operation.outputs[0], result, [None, *target[1:]])

@@ -15,6 +15,7 @@ from estimator_accum.rows.declaration import ADDED_ATTRIBUTE
 from estimator_accum.rows.rules.blocks import (
     blocks_apart,
     blocks_of,
+    flat_blocks,
     joined_rows,
     one_block,
 )
@@ -379,10 +380,10 @@ def _columns_between(analysis, operation, state: State) -> State:
 @rule("Reshape", "Squeeze", table=RULES_OF_ENTRIES)
 def _flatten(analysis, operation, states):
     state, tensor = states[0], operation.inputs[0]
+    is_reshape = operation.type == "Reshape"
     if state.kind != "entries":
-        return None
+        return flat_blocks(analysis, operation, state) if is_reshape else None
     if not state.is_place:
-        is_reshape = operation.type == "Reshape"
         return blocks_apart(analysis, operation, state) if is_reshape else None
     if analysis.dims(tensor)[1:] not in ([], [ONE]):
         raise Mixed(PLACE)

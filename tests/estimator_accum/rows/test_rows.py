@@ -286,6 +286,16 @@ _ROWS = {
             tf.concat([images, -images], 0), _static([2, 2, 4, 2]), padding="SAME",
             dilations=2), 2), 0, 1,
     ),
+    "words before examples": (
+        lambda x: [
+            tf.reshape(tf.tanh(tf.reshape(tf.transpose(x, [1, 0, 2]), shape)), back)
+            for n in [tf.shape(x)[0]] for shape in ([-1, 6], [4 * n, 6])
+            for back in ([4, -1, 6], [4, n, 6])
+        ] + [
+            tf.keras.layers.Dense(3)(tf.transpose(x, [1, 0, 2])),
+            tf.reshape(tf.reshape(tf.transpose(x, [1, 0, 2]), [-1]), [4, -1, 6]),
+        ], 1, 1,
+    ),
     "two views, stacked": (
         lambda x: tf.reshape(tf.concat([x, -x], 0), [2, tf.shape(x)[0], 4, 6]), 1, 1
     ),
@@ -572,7 +582,7 @@ _MIXED = {
         raw.ReverseSequence(input=x, seq_lengths=[1, 2, 1, 2], seq_dim=0, batch_dim=1),
     ],
     "reordered": lambda x: [
-        tf.reshape(x, [4, -1]), tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 6]),
+        tf.reshape(x, [4, -1]), tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 4]),
         tf.reshape(x, [8, 24]),
     ],
     "squeezed": lambda x: raw.Squeeze(input=x[:, :1]),

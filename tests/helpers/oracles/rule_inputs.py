@@ -1338,6 +1338,10 @@ _ON_BLOCKS = (
     lambda a, z, n: tf.reshape(z, [2, -1, z.shape[1]]),
     lambda a, z, n: tf.reshape(z, [2, n, z.shape[1]]),
     lambda a, z, n: tf.reshape(z, [-1, 2, z.shape[1]]),
+    lambda a, z, n: tf.reshape(z, [2, -1, a.one_of(1, 2), z.shape[1]]),
+    lambda a, z, n: tf.reshape(z, [2, n // a.one_of(1, 2), 2, z.shape[1]]),
+    lambda a, z, n: tf.reshape(z, [-1, *z.shape[-1:]]),
+    lambda a, z, n: tf.reshape(z, [-1, *z.shape[-2:]]),
     lambda a, z, n: tf.reshape(z, [n, -1]),
     lambda a, z, n: tf.matmul(z, a.any([z.shape[1], 2])),
     lambda a, z, n: tf.nn.softmax(z),
@@ -1368,6 +1372,10 @@ def blocks_of_rows(a: Attack) -> list[tf.Tensor]:
     second = a.rows(shape, axis=0, span=a.one_of(span, span, 1))
     parts = a.one_of([first, second], [first, second, first], [second, first])
     blocks = tf.concat(parts, 0) if a.happens(0.7) else tf.tile(first, [2, 1])
+    if a.happens(0.3):  # words before examples
+        inner = a.one_of([], [], [2])
+        words = a.rows([a.one_of(2, 3), *inner, *shape], axis=1, span=span)
+        blocks = tf.reshape(words, [-1, *shape])
     results = [blocks]
     for _ in range(4):
         step = a.one_of(*_ON_BLOCKS)
