@@ -11,6 +11,7 @@ from tests.helpers.oracles import exactness
 from tests.helpers.oracles.exactness import SINGLE, assert_exact
 from tests.helpers.tables import rows
 
+v1 = tf.compat.v1
 # A few roundings of a number of the type.
 _ROUNDINGS = {"bfloat16": 2e-2, "float16": 5e-3}
 
@@ -27,20 +28,25 @@ _DAILY_LOOPS = {"keras_lstm", "loop_with_an_array"}
 @pytest.mark.parametrize("name", rows(networks.NETWORKS, _DAILY))
 def test_a_network_trains_as_with_the_batch_at_once(name):
     network = networks.NETWORKS[name]
-    assert_exact(model_fn_of(network), input_fn_of(network))
+    share = assert_exact(model_fn_of(network), input_fn_of(network))
+    assert share < 5 or name == "looked_up"  # in a partitioned table
 
 
 @pytest.mark.parametrize("name", rows(networks.WITH_CONTROL_FLOW, _DAILY_LOOPS))
 def test_a_network_with_loops_trains_as_with_the_batch_at_once(name, control_flow):
     network = networks.WITH_CONTROL_FLOW[name]
-    assert_exact(model_fn_of(network), input_fn_of(network))
+    share = assert_exact(model_fn_of(network), input_fn_of(network))
+    if v1.control_flow_v2_enabled():
+        assert share < 5
 
 
 @pytest.mark.parametrize("name", [*networks.SINGLE, *networks.HALF])
 def test_a_network_in_less_than_double_precision_trains_as_with_the_batch_at_once(name):
     network = (networks.SINGLE | networks.HALF)[name]
     tolerance = _ROUNDINGS.get(name, SINGLE)
-    assert_exact(model_fn_of(network), input_fn_of(network), tolerance=tolerance)
+    input_fn = input_fn_of(network)
+    share = assert_exact(model_fn_of(network), input_fn, tolerance=tolerance)
+    assert share < 5
 
 
 @pytest.mark.parametrize("name", networks.EXACT_OR_REFUSED)
