@@ -5,20 +5,33 @@ import logging
 import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of, graph_called
-from estimator_accum.graph.names import CALLS, READERS_OF_VALUE, is_any_draw
+from estimator_accum.graph.names import (
+    CALLS,
+    PYTHON,
+    READERS_OF_VALUE,
+    is_any_draw,
+)
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.own_optimizer.head import Border, View
 from estimator_accum.rows.sizes import Size
-from estimator_accum.rows.states import Mixed
+from estimator_accum.rows.states import NO_RULE, Mixed
 
 _EXAMPLES, _UNKNOWN = 32, 16  # numbers for sizes that are not known yet
-_MUCH = 0.5  # of the activations
+_SOME, _MUCH = 0.01, 0.5  # of the activations
+_SHOWN = 3  # causes
+_REMEDY = (
+    ". If each row of %s is computed from its own example alone, put "
+    "estimator_accum.per_example(...) around it; see docs/errors.md, "
+    "Micro-batches save no memory"
+)
 SHARE = "micro-batches: %.1f%% of the activations are computed on the whole batch"
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
 def report_activations(view: View, losses: list[tf.Tensor]) -> None:
-    """Logs the share of the model that is computed on the whole batch; warns if it is much.
+    """Logs the share of the model that is computed on the whole batch, and the causes.
+
+    A warning, if it is more than half.
 
     Args:
         view: The graph.
@@ -30,25 +43,43 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     whole = sum(_elements(view, op) for op in network & head.keys())
     total = sum(_elements(view, op) for op in network)
     _logger.debug(SHARE, 100 * whole / max(total, 1))
-    if whole <= _MUCH * total or not whole:
+    if whole < _SOME * total or not whole:
         return
+    origins = [origin for origin in view.analysis.origins if origin.operation in head]
+    origins.sort(key=lambda origin: origin.operation not in network)
     causes = [
         f"{operation.name} of type {operation.type} ({reason})"
-        for operation, reason in view.analysis.origins
-        if operation in head
+        for operation, reason in origins
     ]
     causes += [
         f"{part.sliced.name}, a part of the batch that is not split, as ragged ones are"
         for part in view.batch.parts
         if part.sparse is None and not part.has_rows and part.sliced.op in needed
     ]
-    if causes:
-        _logger.warning(
-            "micro-batches: %d%% of the activations are computed on the whole batch, "
-            "so splitting saves little memory: see %s",
-            round(100 * whole / total),
-            causes[0],
-        )
+    if not causes:
+        return
+    is_much = whole > _MUCH * total
+    shown = [origin for origin in origins[:_SHOWN] if _may_be_declared(*origin)]
+    _logger.log(
+        logging.WARNING if is_much else logging.INFO,
+        "micro-batches: %d%% of the activations are computed on the whole batch%s: "
+        "see %s%s",
+        round(100 * whole / total),
+        ", so splitting saves little memory" if is_much else "",
+        _listed(causes),
+        _REMEDY % shown[0].operation.name if shown else "",
+    )
+
+
+def _may_be_declared(operation: tf.Operation, reason: str) -> bool:
+    """Returns whether rows may be of their own examples, which only the user knows."""
+    return reason == NO_RULE or operation.type in PYTHON
+
+
+def _listed(causes: list[str]) -> str:
+    rest = len(causes) - _SHOWN
+    others = f" and {rest} {'others' if rest > 1 else 'other'}" if rest > 0 else ""
+    return ", ".join(causes[:_SHOWN]) + others
 
 
 def report_unsplit(losses: list[tf.Tensor]) -> None:

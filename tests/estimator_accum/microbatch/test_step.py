@@ -839,10 +839,52 @@ def _behind_a_mean():
     return step, (_X,)
 
 
+def _behind_python(number, width=50):
+    """Reads `number` results of Python, in a layer as wide as all others or less."""
+    kernels = _weights(6, 50), _weights(50, width)
+
+    def of_python(x):
+        y = tf.numpy_function(np.tanh, [x], tf.float64, stateful=False)
+        return tf.ensure_shape(y, [None, 6])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(x @ kernels[0]) @ kernels[1]
+            values = tf.add_n([of_python(x) for _ in range(number)])
+            if width == 50:
+                values = tf.tanh(tf.tanh(values @ kernels[0]))
+            loss = tf.reduce_mean((hidden + values[:, :width]) ** 2)
+        return tape.gradient(loss, kernels)
+
+    return step, (_X,)
+
+
+def test_a_small_share_of_layers_that_are_not_split_is_no_warning(caplog):
+    caplog.set_level("INFO", "tensorflow.estimator_accum")
+    step, arguments = _behind_python(1, width=2)
+    microbatch_step(step, 4)(*arguments)
+    (record,) = [r for r in caplog.records if "of the activations" in r.getMessage()]
+    assert record.levelname == "INFO"
+    said = (
+        r"micro-batches: \d+% of the activations are computed on the whole batch: see "
+    )
+    assert re.match(
+        said + r"PyFuncStateless of type PyFuncStateless", record.getMessage()
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "cause"),
     [
-        (lambda: _statistics()[::2], r"moments/mean of type Mean"),
+        (
+            lambda: _statistics()[::2],
+            r"moments/mean of type Mean \(it combines the examples\)$",
+        ),
+        (
+            lambda: _behind_python(5),
+            r"_2 .*\) and 2 others\. If each row of \S+_4 .* estimator_accum\.per_example\("
+            + r"\.\.\.\) .* see docs/errors\.md, Micro-batches save no memory$",
+        ),
         (_behind_a_mean, r"PartitionedCall \(it combines the examples\)"),
         (
             lambda: _mean_of_looked_up(tf.RaggedTensor.from_tensor(_IDS)),
@@ -854,7 +896,7 @@ def test_a_warning_tells_the_share_of_layers_that_are_not_split(caplog, make, ca
     step, arguments = make()
     microbatch_step(step, 4)(*arguments)
     said = r"\d\d% of the activations are computed on the whole batch, .*"
-    assert re.search(said + cause, caplog.text)
+    assert re.search(said + cause, caplog.text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("way", [None, "operation", "generator", "variable"])
