@@ -58,17 +58,21 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     ]
     if not causes:
         return
-    is_much = whole > _MUCH * total
     shown = [origin for origin in origins[:_SHOWN] if _may_be_declared(*origin)]
-    _logger.log(
-        logging.WARNING if is_much else logging.INFO,
-        "micro-batches: %d%% of the activations are computed on the whole batch%s: "
-        "see %s%s",
-        round(100 * whole / total),
-        ", so splitting saves little memory" if is_much else "",
-        _listed(causes),
-        _REMEDY % shown[0].operation.name if shown else "",
-    )
+    remedy = _REMEDY % shown[0].operation.name if shown else ""
+    share = round(100 * whole / total)
+    if whole > _MUCH * total:
+        _logger.warning(
+            "micro-batches: %d%% of the activations are computed on the whole batch, "
+            "so splitting saves little memory: see %s%s",
+            *(share, _listed(causes), remedy),
+        )
+    else:
+        _logger.info(
+            "micro-batches: %d%% of the activations are computed on the whole batch: "
+            "see %s%s",
+            *(share, _listed(causes), remedy),
+        )
 
 
 def _may_be_declared(operation: tf.Operation, reason: str) -> bool:

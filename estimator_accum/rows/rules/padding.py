@@ -1,4 +1,4 @@
-"""Rows and columns that depend on other examples, up to where they do no longer.
+"""Parts of rows that depend on other examples, up to where they do no longer.
 
 A reduction over segments has no row behind the last entry. `SequenceFeatures` adds zeros:
 
