@@ -76,6 +76,8 @@ class _EntriesAsExamples:
         """Returns the state of a rule's result in terms of entries."""
         if state.kind == "fixed":
             return state
+        if state == _ROWS._replace(distance=ONE, is_number=True):
+            return State("entries", 0, of=self._name, places=self._name)
         if state != _ROWS:
             raise Mixed("entries of examples become something else")
         return State("entries", 0, of=self._name)

@@ -107,9 +107,9 @@ def _range(analysis, operation, states):
     if start is None or limit is None or delta is None or start[()] != Size(0):
         raise Mixed(PLACE)
     number = limit[()] // delta[()]
-    result = State("rows", 0, number // N, distance=delta[()], is_number=True)
-    if result.span != ONE:
-        raise Mixed(PLACE)
+    span, is_each = number // N, number == N
+    distance = delta[()] * span
+    result = State("rows", 0, span, distance=distance, is_number=is_each)
     return analysis.set_dims(operation.outputs[0], result, [number])
 
 

@@ -9,6 +9,7 @@ import re
 import tensorflow as tf
 
 from estimator_accum.graph.computations import computation_of
+from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.entries import are_values_of, set_entries, set_rows
 from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
@@ -42,21 +43,40 @@ def _partition(analysis, operation, states):
         for output in operation.outputs:
             analysis.set_dims(output, result, [None, *tail])
         return result
-    if numbers != State("rows", 0, numbers.span) or rank != 1:
+    part = _part_of_entries if numbers.kind == "entries" else _part_of_rows
+    state = part(tensor, data, numbers) if rank == 1 else None
+    if state is None:
         raise Mixed(ALONG)
-    is_own = data.kind == "rows" and (data.axis, data.span) == (0, numbers.span)
-    if not is_own or data.is_place and not data.is_number:
-        raise Mixed(UNLIKE)
     results, tail = [], analysis.dims(tensor)[1:]
     by = analysis.name_of_list(operation, computation_of(operation.inputs[1]))
     for i, output in enumerate(operation.outputs):
         name = name_of_part(i, operation, by)
-        distance = data.distance if data.is_place else None
-        state = State(
-            "entries", 0, distance=distance, of=name, is_number=data.is_number
-        )
-        results.append(set_entries(analysis, output, state, *tail))
+        results.append(set_entries(analysis, output, state._replace(of=name), *tail))
     return results
+
+
+def _part_of_rows(tensor: tf.Tensor, data: State, numbers: State) -> State | None:
+    """Returns the state of some rows, which `numbers` choose; None if it is unknown."""
+    is_own = data.kind == "rows" and (data.axis, data.span) == (0, numbers.span)
+    if numbers != State("rows", 0, numbers.span) or not is_own:
+        return None
+    if not data.is_place:
+        return State("entries", 0)
+    # Each row is its own number.
+    is_range = tensor.op.type == "Range" or data.is_number and data.span == ONE
+    if not (is_range or data.is_number) or data.is_first:
+        return None
+    is_number = is_range and data.distance == data.span
+    return State("entries", 0, distance=data.distance, is_number=is_number)
+
+
+def _part_of_entries(tensor: tf.Tensor, data: State, numbers: State) -> State | None:
+    """Returns the state of some entries; None if they are not those of `numbers`."""
+    if numbers.is_place or blocks_of(numbers.of) or data.of != numbers.of:
+        return None
+    if data.distance is not None or data.places not in (None, data.of):
+        return None
+    return State("entries", 0, places=data.places)
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch", table=RULES_OF_ENTRIES)
@@ -65,21 +85,28 @@ def _stitch(analysis, operation, states):
     pairs = list(zip(states[:half], states[half:], strict=True))
     if all(numbers.kind == "fixed" for numbers, _ in pairs):
         return _stitch_columns(analysis, operation, states[half:])
-    parts = []
+    parts, targets = [], set()
     for numbers, data in pairs:
-        is_number = numbers.kind == "entries" and numbers.is_number
-        if not is_number or numbers.distance != ONE or numbers.is_first:
+        if numbers.kind != "entries" or numbers.is_first:
+            raise Mixed(BY_VALUES)
+        if not numbers.is_number and numbers.places is None:
             raise Mixed(BY_VALUES)
         if not are_values_of(data, numbers.of):
             raise Mixed(UNLIKE)
         parts.append(part_of(numbers.of))
-    if None in parts:  # some numbers of a part
+        targets.add((numbers.distance, numbers.places))
+    if None in parts or len(targets) > 1:  # some numbers of a part
         raise Mixed(_MISSING)
     places = {part[0] for part in parts}
     if len({part[1:] for part in parts}) > 1 or places != {*range(parts[0][1])}:
         raise Mixed(_MISSING)
     tail = analysis.dims(operation.inputs[half])[1:]
-    return set_rows(analysis, operation.outputs[0], ONE, tail)
+    ((distance, name),) = targets
+    if name is not None:
+        return set_entries(
+            analysis, operation.outputs[0], State("entries", 0, of=name), *tail
+        )
+    return set_rows(analysis, operation.outputs[0], distance, tail)
 
 
 def _stitch_columns(analysis, operation, states: list[State]) -> State:

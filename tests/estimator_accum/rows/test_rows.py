@@ -823,6 +823,15 @@ _OF_ENTRIES = {
         input_indices=words.indices, input_values=words.values,
         input_shape=words.dense_shape, reduction_axes=[1])), 0, 1),
     "sorted to experts": (_sorted_to_experts, 0, 1),
+    "tables of parts": (lambda ids: [
+        f(tables, ids) for tables in [[_static([3, 3]), _static([2, 3]) * 2]]
+        for f in (
+            *(lambda tables, ids, way=way: v1.nn.embedding_lookup(tables, ids, way)
+              for way in ("mod", "div")),
+            lambda tables, ids: v1.nn.embedding_lookup(tables, ids[:, 0]),
+            *(lambda tables, ids, way=way: v1.nn.safe_embedding_lookup_sparse(
+                tables, _even(ids), partition_strategy=way) for way in ("mod", "div")),
+        )], 0, 1),
     "made of others": (_of_even(lambda words: [
         tf.sparse.to_dense(other) for numbers in [words.with_values(
             tf.cast(words.values, tf.float32))] for other in (

@@ -29,7 +29,7 @@ _DAILY_LOOPS = {"keras_lstm", "loop_with_an_array"}
 def test_a_network_trains_as_with_the_batch_at_once(name):
     network = networks.NETWORKS[name]
     share = assert_exact(model_fn_of(network), input_fn_of(network))
-    assert share < 5 or name == "looked_up"  # in a partitioned table
+    assert share < 5
 
 
 @pytest.mark.parametrize("name", rows(networks.WITH_CONTROL_FLOW, _DAILY_LOOPS))

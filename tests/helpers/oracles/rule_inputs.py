@@ -1215,11 +1215,18 @@ def _sorted(a, kind):
     data = a.rows(a.shape(a.one_of(0, 1)), axis=0, span=span)
     if a.happens(0.2):
         return _sorted_columns(a, kind)
+    if a.happens(0.2):
+        return _looked_up_in_parts(a, kind)
     parts = a.any([a.examples * span], tf.int32, most=number)
     lists = tf.dynamic_partition(data, parts, number)
     others = parts if a.happens(0.8) else a.any([a.examples], tf.int32, most=number)
     places = tf.range(a.number_of_examples() * a.one_of(1, 1, 1, span))
     places = a.any([a.examples], tf.int32) if a.happens(0.1) else places
+    if a.happens(0.2):
+        places = tf.reshape(
+            tf.tile(tf.range(a.number_of_examples())[:, None] * span, [1, span]), [-1]
+        )
+    places = places * a.one_of(1, 1, 1, 2) if a.happens(0.2) else places
     numbers = tf.dynamic_partition(places, others, number)
     if a.happens(0.3):
         lists = [tf.gather(data, part) for part in numbers]
@@ -1232,6 +1239,29 @@ def _sorted(a, kind):
     if kind == "DynamicPartition":
         return results
     return [*results, _call(kind, indices=numbers, data=lists)]
+
+
+def _looked_up_in_parts(a: Attack, kind: str):
+    """Returns rows that are looked up in a table of several parts, each once."""
+    indices, values, shape = _filled(a, tf.int64)
+    unique, places = tf.unique(values)
+    delta = a.one_of(1, 1, 1, 2)
+    numbers = tf.range(0, tf.size(unique) * delta, delta)
+    parts = tf.cast(unique % 2, tf.int32)
+    lists = tf.dynamic_partition(unique, parts, 2)
+    numbers = tf.dynamic_partition(numbers, parts, 2)
+    table = a.fixed([9, 2])
+    rows = [tf.gather(table, part) for part in lists]
+    if a.happens(0.2):
+        rows, numbers = rows[:1], numbers[:1]
+    if a.happens(0.2):
+        rows = rows[::-1]
+    stitched = raw.ParallelDynamicStitch(indices=numbers, data=rows)
+    if kind == "DynamicStitch":
+        stitched = raw.DynamicStitch(indices=numbers, data=rows)
+    segments = tf.cast(indices[:, 0], tf.int32)
+    looked_up = tf.gather(stitched, places)
+    return tf.math.unsorted_segment_sum(looked_up, segments, shape[0])
 
 
 def _sorted_columns(a: Attack, kind: str):
