@@ -101,6 +101,11 @@ def _input_layer(columns, features):
     return v1.feature_column.input_layer(features, columns)
 
 
+def _in_parts(columns, features):
+    with v1.variable_scope("parts", partitioner=v1.fixed_size_partitioner(2)):
+        return _input_layer(columns, features)
+
+
 def _linear_model(columns, features):
     return v1.feature_column.linear_model(features, columns)
 
@@ -117,7 +122,7 @@ def _sequence_features(columns, features):
     return tf.concat([total, tf.cast(lengths, tf.float32)[:, None]], 1)
 
 
-_OF_VERSION_1 = {_input_layer, _linear_model}
+_OF_VERSION_1 = {_input_layer, _in_parts, _linear_model}
 # Every third one runs on the newest TensorFlow, too.
 _LAYERS = {
     "DenseFeatures": (_dense_features, _dense),
@@ -130,6 +135,10 @@ _LAYERS = {
     ),
     "shared_embeddings": (
         _dense_features, lambda _: fc.shared_embeddings(_of_items(), 3)
+    ),
+    "variables of several parts": (
+        _in_parts,
+        lambda _: [fc.embedding_column(part, 3) for part in _of_items()],
     ),
 }  # fmt: skip
 
