@@ -46,7 +46,8 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     if whole < _SOME * total or not whole:
         return
     origins = [origin for origin in view.analysis.origins if origin.operation in head]
-    origins.sort(key=lambda origin: origin.operation not in network)
+    # Not first the numbers of labels, say, that a loss makes of a shape.
+    origins.sort(key=lambda origin: not _is_of_network(origin.operation, network))
     causes = [
         f"{operation.name} of type {operation.type} ({reason})"
         for operation, reason in origins
@@ -73,6 +74,11 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
             "see %s%s",
             *(share, _listed(causes), remedy),
         )
+
+
+def _is_of_network(operation: tf.Operation, network: set[tf.Operation]) -> bool:
+    has_values = any(output.dtype.is_floating for output in operation.outputs)
+    return has_values and operation in network
 
 
 def _may_be_declared(operation: tf.Operation, reason: str) -> bool:

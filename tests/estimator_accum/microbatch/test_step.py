@@ -924,6 +924,7 @@ def test_views_that_are_joined_are_split_until_they_are_combined(caplog, way):
     results = microbatch_step(step, 4)(_X)
     share, *_ = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
     assert float(share) < 15  # the logits
+    assert re.search("see transpose of type Transpose .*, concat_1", caplog.text)
     if way is None:
         for ours, whole in zip(*map(tf.nest.flatten, (results, step(_X))), strict=True):
             np.testing.assert_allclose(ours, whole, rtol=1e-12, atol=1e-14)
