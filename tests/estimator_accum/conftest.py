@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.models.keras_kinds import kind
+from tests.helpers.models.memory_errors import memory
 
-__all__ = ["kind"]
+__all__ = ["kind", "memory"]
 
 
 @pytest.fixture

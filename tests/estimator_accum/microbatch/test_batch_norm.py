@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import itertools
 import logging
 
 import numpy as np
@@ -16,7 +15,6 @@ from estimator_accum import (
 )
 from estimator_accum.keras import microbatch
 from estimator_accum.microbatch.own_optimizer.fed_moments import normalize
-from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -124,14 +122,13 @@ def _assert_equal(ours, theirs, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("number", "size"), [(3, 8), (4, 6), ("auto", 23)])
-def test_layers_of_keras_train_as_micro_batches_by_hand(number, size, dtype):
+def test_layers_of_keras_train_as_micro_batches_by_hand(dtype, memory):
     ours, theirs = _layers(dtype), _layers(dtype)
     x = tf.cast(_IMAGES, dtype)
-    step = microbatch_step(_step(ours), number, batch_norm="micro_batch")
-    for _ in range(3):
-        loss, other = step(x, _LABELS), _by_hand(theirs, x, _LABELS, size)
-        _assert_equal([loss], [other], dtype)
+    step = microbatch_step(_step(ours), batch_norm="micro_batch")
+    for _ in memory.each_number():
+        loss, size = step(x, _LABELS), -(-23 // memory.count.value)
+        _assert_equal([loss], [_by_hand(theirs, x, _LABELS, size)], dtype)
     _assert_equal(_values(ours), _values(theirs), dtype)
 
 
@@ -167,27 +164,6 @@ def test_a_layer_that_asks_for_examples_has_the_same_statistics():
         trained.append(model.get_weights())
     for ours, theirs in zip(*trained, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7)
-
-
-def test_a_batch_without_memory_is_retried(monkeypatch):
-    run, is_failing = BatchRunner._run_micro_batches, itertools.cycle([1, 0, 1, 0, 0])
-    numbers = []
-
-    def run_and_fail(runner, *args):
-        result = run(runner, *args)
-        numbers.append(runner._count.value)
-        if next(is_failing):
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return result
-
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
-    ours, theirs = _layers("float64"), _layers("float64")
-    step = microbatch_step(_step(ours), batch_norm="micro_batch")
-    for size in (12, 6):
-        step(_IMAGES, _LABELS)
-        _by_hand(theirs, _IMAGES, _LABELS, size)
-    assert numbers == [1, 2, 2, 4]
-    _assert_equal(_values(ours), _values(theirs), "float64")
 
 
 class _Norm:

@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from estimator_accum import microbatch_step
 from estimator_accum.microbatch import staging
-from estimator_accum.microbatch.count import Plan
-from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
 
@@ -70,12 +68,17 @@ def _contrast():
     return step, [*kernels, temperature], (_X, _Y)
 
 
-def _critic_and_generator():
+def _critic_and_generator(critic_steps=2):
+    """WGAN-GP, with an optimizer of each."""
     critic, judge = _network(6, 1)
     generator, make = _network(2, 6)
+    keras = importlib.import_module("keras")
+    optimizer, other_optimizer = (
+        keras.optimizers.SGD(rate, momentum=0.5) for rate in (0.01, 0.1)
+    )
 
     def step(x, noise):
-        for _ in range(2):
+        for _ in range(critic_steps):
             with tf.GradientTape() as tape:
                 fake = make(noise)
                 between = x + 0.3 * (fake - x)
@@ -85,10 +88,12 @@ def _critic_and_generator():
                 slopes = tf.norm(inner.gradient(judged, between), axis=1)
                 loss = tf.reduce_mean(judge(fake)) - tf.reduce_mean(judge(x))
                 loss += 10 * tf.reduce_mean((slopes - 1) ** 2)
-            _descend(tape, loss, critic, 0.01)
+            gradients = tape.gradient(loss, critic)
+            optimizer.apply_gradients(zip(gradients, critic, strict=True))
         with tf.GradientTape() as tape:
             other = -tf.reduce_mean(judge(make(noise)))
-        _descend(tape, other, generator)
+        gradients = tape.gradient(other, generator)
+        other_optimizer.apply_gradients(zip(gradients, generator, strict=True))
         return loss, other, loss + other
 
     return step, [*critic, *generator], (_X, _Y)
@@ -156,8 +161,9 @@ def _two_views():
 
     def step(x):
         with tf.GradientTape() as tape:
-            views = tf.concat([1.1 * x, x - 0.1], 0)
-            z, n = tf.math.l2_normalize(network(views), 1), tf.shape(x)[0]
+            # Joined before the network, they would not be split.
+            views = tf.concat([network(1.1 * x), network(x - 0.1)], 0)
+            z, n = tf.math.l2_normalize(views, 1), tf.shape(x)[0]
             logits = 5 * z @ tf.transpose(z) - 1e9 * tf.eye(2 * n, dtype=tf.float64)
             places = tf.concat([tf.range(n) + n, tf.range(n)], 0)
             loss = _crossentropy(places, logits)
@@ -210,6 +216,34 @@ def _conditional_update():
         return loss, scaled
 
     return step, [*kernels, scale, steps], (_X, _CLASSES)
+
+
+def _loss_scale(policy="float64"):
+    """Mixed precision: gradients of the second of three batches are not finite."""
+    keras = importlib.import_module("keras")
+    is_3 = hasattr(keras, "ops")
+    home = keras.optimizers if is_3 else keras.mixed_precision
+    options = {"initial_scale": 8, "dynamic_growth_steps": 2}
+    optimizer = home.LossScaleOptimizer(keras.optimizers.SGD(0.1), **options)
+    layer, counter = keras.layers.Dense(3, dtype=policy), tf.Variable(0)
+    layer.build([None, 6])
+    layer.set_weights([_weights(6, 3).numpy(), _weights(3).numpy()])
+    variables = [*layer.trainable_variables]
+
+    def step(x, labels):
+        counter.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = _crossentropy(labels, tf.cast(layer(x), tf.float64))
+            loss *= tf.where(counter % 3 == 2, np.float64(np.inf), 1.0)
+            scaled = (optimizer.scale_loss if is_3 else optimizer.get_scaled_loss)(loss)
+        gradients = tape.gradient(scaled, variables)
+        if not is_3:
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        scale = optimizer.dynamic_scale if is_3 else optimizer.loss_scale
+        return loss, tf.identity(scale), tf.identity(optimizer.iterations)
+
+    return step, variables, (_X, _CLASSES)
 
 
 def _gradients_in_branches():
@@ -379,31 +413,54 @@ _STEPS = [
     _two_views,
     _embedding,
     _conditional_update,
+    _loss_scale,
     _gradients_in_branches,
     _statistics,
 ]
 
 
-def _run(make, wrap, batches=3):
+def _run(make, wrap, batches=range(3)):
     """Returns all results of steps, and the variables afterwards."""
     step, variables, arguments = make()
     step = wrap(step)
-    results = [step(*arguments) for _ in range(batches)]
+    results = [step(*arguments) for _ in batches]
     results = [
         tf.convert_to_tensor(t) for t in tf.nest.flatten(results) if t is not None
     ]
     return [np.asarray(t, float) for t in [*results, *variables]]
 
 
-@pytest.mark.parametrize(
-    ("make", "number"),
-    [(make, 4) for make in _STEPS] + [(make, "auto") for make in _STEPS[::3]],
-)
-def test_a_step_trains_as_on_the_batch_at_once(make, number):
-    whole = _run(make, tf.function)
-    ours = _run(make, lambda step: microbatch_step(step, number))
+@pytest.mark.parametrize("make", _STEPS)
+def test_a_step_trains_as_on_the_batch_at_once(make, memory):
+    """Also where memory runs out after any micro-batch of any pass."""
+    ours = _run(make, microbatch_step, memory.each_number())
+    whole = _run(make, tf.function, range(memory.batches))
     for one, other in zip(whole, ours, strict=True):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
+def test_a_loss_scale_of_float16_sees_the_batch_once(memory):
+    make = functools.partial(_loss_scale, "mixed_float16")
+    ours = _run(make, microbatch_step, memory.each_number())
+    whole = _run(make, tf.function, range(memory.batches))
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
+    losses, scales = ours[:-2:3], ours[1:-2:3]
+    assert np.isfinite(losses[:4]).tolist() == [True, False, True, True]
+    assert scales[:4] == [8, 4, 4, 8]
+
+
+@pytest.mark.daily
+def test_five_critic_steps_and_the_generators_run_the_model_six_times(caplog):
+    caplog.set_level("INFO", "tensorflow.estimator_accum")
+    make = functools.partial(_critic_and_generator, 5)
+    whole, ours = (
+        _run(make, wrap)
+        for wrap in (tf.function, lambda step: microbatch_step(step, 4))
+    )
+    for one, other in zip(whole, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+    assert "the model runs 6 times" in caplog.text
 
 
 def test_a_gradient_that_comes_after_a_change_by_its_loss_is_refused():
@@ -570,26 +627,17 @@ def test_a_generator_draws_once_for_each_batch_what_all_examples_share(caplog):
     assert "on the whole batch" not in caplog.text
 
 
-def test_a_generator_draws_the_same_in_a_batch_that_is_retried(monkeypatch):
-    run, failures = BatchRunner._run_micro_batches, []
-
-    def run_and_fail(*args):
-        result = run(*args)  # of the whole batch, which moves the generator
-        if not failures:
-            failures.append(args)
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return result
-
+def test_a_generator_draws_the_same_in_a_batch_that_is_retried(memory):
     def train(micro_batches):
         generator, kernel = tf.random.Generator.from_seed(1), _weights(6, 3)
         step = microbatch_step(_noisy(generator, kernel), micro_batches)
         return step(_X), kernel, generator.state
 
     expected = train(2)
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+    memory.after, memory.done = {0}, 0  # after the whole batch has moved the generator
     for one, other in zip(train("auto"), expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert failures
+    assert memory.count.value == 2
 
 
 def test_a_part_of_unknown_rank_is_told_of_set_shape_where_the_rank_is_read():
@@ -1010,25 +1058,6 @@ def test_each_replica_has_micro_batches_of_its_own(tmp_path):
     assert sentence in report["refusal"]
 
 
-def test_a_batch_without_memory_is_retried(monkeypatch):
-    run, is_failing = BatchRunner._run_micro_batches, itertools.cycle([0, 1, 0, 0, 1])
-    failed = []
-
-    def run_and_fail(*args):
-        result = run(*args)
-        if next(is_failing) and len(failed) < 4:
-            failed.append(args)
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return result
-
-    whole = _run(_normalized_targets, tf.function, 4)
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
-    ours = _run(_normalized_targets, microbatch_step, 4)
-    for one, other in zip(whole, ours, strict=True):
-        np.testing.assert_allclose(one, other, rtol=_LIMIT)
-    assert len(failed) == 4
-
-
 def _exact_step():
     """Two updates by sums that floating-point numbers hold exactly, in any order."""
     critic, generator = (tf.Variable(np.ones((2, 2)) * n) for n in (1, 2))
@@ -1047,42 +1076,19 @@ def _exact_step():
     return step, [critic, generator, counter], (np.arange(32).reshape(16, 2) % 5 - 2,)
 
 
-class _Failing:
-    """An executor of which one run fails, before or after its work."""
-
-    def __init__(self, executor, places, is_after):
-        self._executor, self._places, self._is_after = executor, places, is_after
-
-    def run(self, fetches, feeds):
-        is_failing = self._places.pop(0) if self._places else False
-        if self._is_after or not is_failing:
-            results = self._executor.run(fetches, feeds)
-        if is_failing:
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return results
-
-
-@pytest.mark.parametrize("errors", [16, pytest.param(100, marks=pytest.mark.daily)])
-def test_a_step_that_runs_out_of_memory_anywhere_trains_bit_by_bit(errors, monkeypatch):
+def test_a_step_that_runs_out_of_memory_anywhere_trains_bit_by_bit(memory):
     step, variables, arguments = _exact_step()
     begun = [variable.numpy() for variable in variables]
     expected = [tf.function(step)(*arguments), *(v.numpy() for v in variables)]
-    run, places, count, is_after = BatchRunner._run_micro_batches, [], 0, False
-    ours = microbatch_step(step)
-
-    def run_and_fail(runner, executor, *args):
-        return run(runner, _Failing(executor, places, is_after), *args)
-
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+    ours, count = microbatch_step(step), 0
     for number in itertools.count():
-        if count == errors:
+        if count == 100:
             break
         for variable, value in zip(variables, begun, strict=True):
             variable.assign(value)
-        ours._count._plan, is_after = Plan(2 + number % 2), number // 2 % 2
-        places[:] = [i == number // 4 % 15 for i in range(40)]
+        memory.begin(2 + number % 2, {number // 2 % 15})
         values = [ours(*arguments), *variables]
-        count += ours._count.value > 3
+        count += memory.count.value > 3
         assert count > number // 2  # at least each second time
         for one, other in zip(values, expected, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -1305,19 +1311,10 @@ def test_a_table_of_trained_rows_has_the_gradient_of_the_batch():
     _assert_equal_to_the_unsplit(make, 4)
 
 
-def test_a_batch_that_is_retried_has_the_same_values_of_its_size(monkeypatch):
-    run, failures = BatchRunner._run_micro_batches, []
-
-    def run_and_fail(*args):
-        result = run(*args)
-        if len(failures) < 2:
-            failures.append(args)
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return result
-
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+def test_a_batch_that_is_retried_has_the_same_values_of_its_size(memory):
+    memory.after = {0, 1}
     _assert_equal_to_the_unsplit(_values_of_its_size, "auto")
-    assert len(failures) == 2
+    assert memory.count.value == 4
 
 
 def test_only_a_step_that_reads_sizes_is_traced_for_each():
