@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.python.util import _pywrap_determinism
 
 from estimator_accum.keras import _microbatch, microbatch
-from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models.keras_cut import LOSSES, difference, train, train_on
 from tests.helpers.tables import rows
 
@@ -368,27 +367,6 @@ def _layer(keras, function):
     return Own()
 
 
-def _distilled(keras):
-    """Has a train_step of its own, with a second model."""
-
-    class Distilled(keras.Sequential):
-        teacher = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
-
-        def train_step(self, data):
-            x, y, *_ = data
-            taught = self.teacher(x)
-            with tf.GradientTape() as tape:
-                student = self(x, training=True)
-                loss = tf.reduce_mean((student - y) ** 2 + (student - taught) ** 2)
-            variables = self.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-            return {"loss": loss}
-
-    hidden = keras.layers.Dense(4, "tanh")
-    return Distilled([keras.Input((5,)), hidden, keras.layers.Dense(1)])
-
-
 def _compiled(keras):
     """Has steps that are functions of TensorFlow, and read a tensor as Python does."""
 
@@ -538,7 +516,7 @@ def _before_dense(make):
         _before_dense(lambda keras: keras.layers.BatchNormalization()),
         *map(_before_dense, (_mixing, _counting, _adding)),
         lambda keras: _built(keras, keras.layers.Dense(1, activity_regularizer="l2")),
-        *(_distilled, _compiled, _keeping, _with_penalty),
+        *(_compiled, _keeping, _with_penalty),
     ],
 )
 def test_a_step_does_all_that_it_does_with_the_batch_at_once(keras, make):
@@ -1037,22 +1015,6 @@ def _model(keras, micro_batches="auto", loss="mse", constraint=None):
     return model
 
 
-@pytest.fixture
-def failing(monkeypatch):
-    """Numbers of the passes that run out of memory, and the passes so far."""
-    run, fails, calls = BatchRunner._run_micro_batches, set(), []
-
-    def run_or_fail(*args):
-        calls.append(None)
-        result = run(*args)
-        if len(calls) - 1 in fails:
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
-        return result
-
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_or_fail)
-    return fails, calls
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -1061,14 +1023,10 @@ def failing(monkeypatch):
     ],
 )
 def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(
-    keras, strategy, failing
+    keras, strategy, memory
 ):
-    fails, calls = failing
     models, history = [], []
-    for numbers, micro_batches in ({0, 1}, "auto"), ((), 4):
-        fails.clear()
-        fails.update(numbers)
-        calls.clear()
+    for memory.after, micro_batches in ({0, 1}, "auto"), ((), 4):
         with strategy("/cpu:0").scope() if strategy else contextlib.nullcontext():
             models.append(_model(keras, micro_batches))
         data = _batch(5), _batch(2)
@@ -1082,25 +1040,16 @@ def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(
         assert ours._train_counter.numpy() == wanted._train_counter.numpy() == 2
 
 
-def test_a_hundred_errors_leave_no_trace(keras, failing, monkeypatch):
-    (fails, calls), rng, counts = failing, np.random.default_rng(0), []
-    make_count = _microbatch.MicroBatchCount
-
-    def make(number):
-        counts.append(make_count(number))
-        return counts[-1]
-
-    monkeypatch.setattr(_microbatch, "MicroBatchCount", make)
+def test_a_hundred_errors_leave_no_trace(keras, memory):
+    rng = np.random.default_rng(0)
 
     class TwoErrors(keras.callbacks.Callback):
-        """Fails the batch at once, and then a pass of two micro-batches."""
+        """Fails the batch at once, and then after one of two micro-batches of a pass."""
 
         errors = 0
 
         def _begin(self, passes):
-            calls.clear()
-            counts[0]._plan = counts[0]._plan._replace(micro_batches=1)
-            fails.update([0, 1 + rng.integers(passes)])
+            memory.begin(1, {0, 1 + rng.integers(2 * passes)})
 
         def on_train_batch_begin(self, batch, logs=None):
             self._begin(2)
@@ -1109,8 +1058,8 @@ def test_a_hundred_errors_leave_no_trace(keras, failing, monkeypatch):
             self._begin(1)
 
         def on_train_batch_end(self, batch, logs=None):
-            self.errors += counts[0].value.bit_length() - 1  # each doubles it
-            fails.clear()
+            self.errors += memory.count.value.bit_length() - 1  # each doubles it
+            memory.after = ()
 
         on_predict_batch_begin = on_test_batch_begin
         on_test_batch_end = on_predict_batch_end = on_train_batch_end
@@ -1145,8 +1094,8 @@ def test_a_batch_whose_update_has_begun_is_not_retried(keras):
         model.train_on_batch(_batch(5), _batch(2))
 
 
-def test_an_example_that_does_not_fit_is_reported(keras, failing):
-    failing[0].update(range(99))
+def test_an_example_that_does_not_fit_is_reported(keras, memory):
+    memory.after = range(99)
     with pytest.raises(ValueError, match="One example must fit in memory. Received: a"):
         _model(keras).train_on_batch(_batch(5), _batch(2))
 

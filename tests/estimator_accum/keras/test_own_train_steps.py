@@ -1,19 +1,24 @@
 """`microbatch`: models with a `train_step` of their own train as unsplit."""
 
 import importlib
+import importlib.util
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from estimator_accum.keras import microbatch
+from tests.helpers.models.keras_kinds import marks_of
+from tests.helpers.tables import rows
 
 _N = 10
+_KERAS = ["keras"] + ["tf_keras"] * bool(importlib.util.find_spec("tf_keras"))
 
 
-@pytest.fixture
-def keras():
-    module = importlib.import_module("keras")
+@pytest.fixture(params=[pytest.param(k, marks=marks_of((k, "new"))) for k in _KERAS])
+def keras(request):
+    module = importlib.import_module(request.param)
     for dtype in ("float64", "float32"):
         module.backend.set_floatx(dtype)
         module.mixed_precision.set_global_policy(dtype)  # else one that was set stays
@@ -239,7 +244,88 @@ def _normalized_targets(keras):
     return Normalized(), (_x(6), 3 + _x(1))
 
 
-def _results(keras, make, number) -> list[np.ndarray]:
+def _distilled(keras):
+    """A student, which learns from another model and from targets."""
+
+    class Distilled(keras.Sequential):
+        teacher = _network(keras, 6, 1)
+
+        def train_step(self, data):
+            x, y = data
+            taught = self.teacher(x)
+            with tf.GradientTape() as tape:
+                student = self(x, training=True)
+                loss = tf.reduce_mean((student - y) ** 2 + (student - taught) ** 2)
+            _update(self.optimizer, tape, loss, self.trainable_weights)
+            return {"loss": loss}
+
+    layers = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+    return Distilled([keras.Input((6,)), *layers]), (_x(6), _x(1))
+
+
+def _normalized(keras):
+    """Batch normalization, whose moving averages a second loss reads after the update."""
+
+    class Normalized(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            _update(self.optimizer, tape, loss, self.trainable_weights)
+            shown = tf.reduce_mean((self(x, training=False) - y) ** 2)
+            return {"loss": loss, "shown": shown}
+
+    layers = keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()
+    return Normalized([keras.Input((6,)), *layers, keras.layers.Dense(1)]), (
+        _x(6),
+        _x(1),
+    )
+
+
+def _weighted(keras):
+    """Steps for training and tests, whose batches have a scalar beside the examples."""
+
+    class Weighted(keras.Sequential):
+        def __init__(self, layers):
+            super().__init__(layers)
+            self.error = keras.metrics.Mean(name="error")
+
+        @property
+        def metrics(self):
+            return [self.error]
+
+        def train_step(self, data):
+            x, y, weight = data
+            with tf.GradientTape() as tape:
+                loss = weight * tf.reduce_mean((self(x, training=True) - y) ** 2)
+            _update(self.optimizer, tape, loss, self.trainable_weights)
+            return {"loss": loss, "weight": weight}
+
+        def test_step(self, data):
+            x, y, weight = data
+            errors = tf.abs(self(x, training=False) - y)
+            self.error.update_state(errors / tf.reduce_max(errors))
+            total = weight * tf.reduce_sum(errors)
+            return {"error": self.error.result(), "total": total}
+
+    layers = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+    return Weighted([keras.Input((6,)), *layers]), (_x(6), _x(1), np.float64(0.3))
+
+
+def _fit(keras, model, data, batches) -> list[np.ndarray]:
+    """Trains on one batch an epoch, for each of `batches`; returns the shown values."""
+    batches = iter(batches)
+
+    def begin_next(epoch, logs):
+        model.stop_training = next(batches, "end") == "end"
+
+    begin_next(0, {})
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=begin_next)
+    options = {"epochs": 99, "callbacks": [callback], "shuffle": False, "verbose": 0}
+    return [*model.fit(data, **options).history.values()]
+
+
+def _results(keras, make, number, batches, memory) -> list[np.ndarray]:
     keras.utils.set_random_seed(1)
     model, data = make(keras)
     if make in (_masked_patches, _normalized_targets):
@@ -247,23 +333,40 @@ def _results(keras, make, number) -> list[np.ndarray]:
     model = microbatch(model, number)
     model.compile(keras.optimizers.Adam(0.01))
     data = tf.data.Dataset.from_tensors(data)
-    history = model.fit(data.repeat(2), shuffle=False, verbose=0).history
+    shown = _fit(keras, model, data, batches)
+    if type(model).test_step is not keras.Model.test_step:
+        if number == "auto":
+            memory.begin(2, {1})
+        shown += model.evaluate(data.repeat(2), verbose=0)
+        assert number != "auto" or memory.count.value == 4
     slots = [np.asarray(v) for v in model.optimizer.variables]
-    return [*model.get_weights(), *slots, *history.values()]
+    return [*model.get_weights(), *slots, *shown]
+
+
+_MODELS = {
+    _autoencoder: 3,
+    _adversaries: 4,
+    _two_views: 3,
+    _codebook: 4,
+    _masked_patches: 3,
+    _normalized_targets: 4,
+    _distilled: 3,
+    _normalized: 4,
+    _weighted: 3,
+}
 
 
 @pytest.mark.parametrize(
     ("make", "number"),
-    [
-        (_autoencoder, 3),
-        (_adversaries, 4),
-        (_two_views, 3),
-        (_codebook, 4),
-        (_masked_patches, 3),
-        (_normalized_targets, 4),
-    ],
+    rows([*zip(_MODELS, itertools.repeat("auto")), *_MODELS.items()], _MODELS.items()),
 )
-def test_a_train_step_of_its_own_equals_that_of_the_batch_at_once(keras, make, number):
-    whole, ours = (_results(keras, make, n) for n in (1, number))
+def test_a_train_step_of_its_own_equals_that_of_the_batch_at_once(
+    keras, make, number, memory
+):
+    batches, memory.batches = range(2), 2
+    if number == "auto":
+        batches, memory.batches = memory.each_number(), 0
+    ours = _results(keras, make, number, batches, memory)
+    whole = _results(keras, make, 1, range(memory.batches), memory)
     for one, other in zip(whole, ours, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
