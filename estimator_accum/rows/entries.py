@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.functions import has_own_gradient
 from estimator_accum.graph.names import is_any_draw
 from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
@@ -144,7 +145,7 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
         raise Mixed("entries of examples stand beside examples")
     if any(state.is_place for state in states):
         raise Mixed("the place of an entry as a value")
-    if "_gradient_op_type" in operation.node_def.attr:
+    if has_own_gradient(operation.node_def):
         raise Mixed("entries of examples with a gradient of their own")
     name, *others = sorted(_lists(analysis, operation, states))
     if is_any_draw(operation) and blocks_of(name) is None:

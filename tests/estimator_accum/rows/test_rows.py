@@ -931,6 +931,8 @@ _MIXED |= {
         tf.boolean_mask(y, y > _fed())),
     "entries inside": lambda x, ids: [
         _beside_entries(x, ids, caller)[1] for caller in ("function", "branch", "loop")],
+    "entries with a gradient of their own": _of_even(lambda words: tf.custom_gradient(
+        lambda entries: (tf.tanh(entries), tf.tanh))(tf.cast(words.values, tf.float32))),
     "entries beside examples": lambda y: y * tf.boolean_mask(y, y > 0),
     "numbers of examples": lambda y: tf.cast(tf.where(y > 0), tf.float32) * 2,
     "another number of examples": _of_even(lambda words: tf.sparse.to_dense(
