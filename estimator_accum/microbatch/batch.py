@@ -258,12 +258,13 @@ def work_of_sums(
     variables = variables_of(accumulators)
     # Dense ones are written by the first micro-batch, and until then take no memory.
     sparse = variables_of([a for a in accumulators if a.touched is not None])
+    if tf.compat.v1.executing_eagerly_outside_functions():  # they are initialized
+        sparse = []
     return Work(
         release=release_sums(accumulators),
         micro_ops=list(commits),
         empty=assign_zeros(accumulators),
-        # Variables of eager execution are initialized already.
-        initialize=[v.initializer for v in sparse if v.initializer is not None],
+        initialize=[variable.initializer for variable in sparse],
         handles=[in_graph(variable.handle) for variable in variables],
     )
 

@@ -1,5 +1,6 @@
 """Errors of memory in the micro-batches of a batch."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -62,9 +63,9 @@ class _Executor:
         return results
 
 
-@pytest.fixture
-def memory(monkeypatch) -> MemoryErrors:
-    """Errors of memory, of which there are none at first."""
+@contextlib.contextmanager
+def memory_errors() -> Iterator[MemoryErrors]:
+    """Errors of memory in this process, of which there are none at first."""
     errors = MemoryErrors()
     run, make = BatchRunner._run_micro_batches, MicroBatchCount.__init__
 
@@ -76,6 +77,14 @@ def memory(monkeypatch) -> MemoryErrors:
         make(count, *args, **kwargs)
         errors.count = count
 
-    monkeypatch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
-    monkeypatch.setattr(MicroBatchCount, "__init__", make_and_note)
-    return errors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchRunner, "_run_micro_batches", run_and_fail)
+        patch.setattr(MicroBatchCount, "__init__", make_and_note)
+        yield errors
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryErrors]:
+    """Errors of memory, of which there are none at first."""
+    with memory_errors() as errors:
+        yield errors
