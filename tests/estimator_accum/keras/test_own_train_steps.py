@@ -331,7 +331,8 @@ def _results(keras, make, number, batches, memory) -> list[np.ndarray]:
     if make in (_masked_patches, _normalized_targets):
         model(data if make is _masked_patches else data[0])
     model = microbatch(model, number)
-    model.compile(keras.optimizers.Adam(0.01))
+    # Else TensorFlow reads some variables before optimizers of Keras have changed them.
+    model.compile(keras.optimizers.Adam(0.01), run_eagerly=number == 1)
     data = tf.data.Dataset.from_tensors(data)
     shown = _fit(keras, model, data, batches)
     if type(model).test_step is not keras.Model.test_step:
