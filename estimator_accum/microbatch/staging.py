@@ -52,7 +52,12 @@ class Slot:
 
     def read(self) -> tf.Tensor:
         """Returns the value that was stored last."""
-        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self._dtype)
+        if value.graph.building_function:
+            # Behind values of replicas that can be derived, their all_reduce looks for
+            # TensorFlow's variables, of which a slot is none.
+            value = tf.stop_gradient(value)
+        return value
 
 
 def slots_of(graph: tf.Graph) -> list[dict]:

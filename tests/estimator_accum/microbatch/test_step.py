@@ -1070,6 +1070,28 @@ def test_each_replica_has_micro_batches_of_its_own(tmp_path):
     assert sentence in report["refusal"]
 
 
+_OF_REPLICAS = [
+    _chain_of_noise,
+    _contrast,
+    _predictor_and_corrector,
+    _adversarial_words,
+    _both_losses_first,
+    _normalized_targets,
+    _codebook,
+    _two_views,
+    _statistics,
+]
+
+
+@pytest.mark.daily
+@pytest.mark.slow
+def test_steps_in_replicas_train_as_on_their_batches_at_once(tmp_path):
+    names = [make.__name__ for make in _OF_REPLICAS]
+    report = strategy_program.result("steps", "mirrored", tmp_path, *names)
+    assert [*report] == names
+    assert max(report.values()) < 10 * _LIMIT, report
+
+
 def _exact_step():
     """Two updates by sums that floating-point numbers hold exactly, in any order."""
     critic, generator = (tf.Variable(np.ones((2, 2)) * n) for n in (1, 2))

@@ -4,8 +4,9 @@
 
 WAY: "estimator", a regression in an Estimator; "whole_batch", a loss over the whole
 batch of both replicas plus that of each one's own examples; "keras", an optimizer in
-`fit`; "step", a training step of TensorFlow 2 in micro-batches. The result is all
-variables, or a report, for Keras beside FOLDER/weights-N.npz.
+`fit`; "step", a training step of TensorFlow 2 in micro-batches; "steps", those of
+test_step.py. The result is all variables, or a report, for Keras beside
+FOLDER/weights-N.npz.
 
 STRATEGY: "none"; "mirrored", two of four logical CPUs; "multi_worker", one process of a TF_CONFIG
 cluster; "collectives", a MirroredStrategy that is created eagerly, and so uses
@@ -22,6 +23,7 @@ mid-window for four replicas, one and two; plain, training without accumulation;
 whole batches in micro-batches.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -346,6 +348,14 @@ def _step(kind: str, folder: str, options: dict) -> None:
     print(json.dumps(report))
 
 
+def _steps(kind: str, folder: str, options: dict) -> None:
+    del folder
+    module = "tests.estimator_accum.microbatch.test_step"
+    makers = [getattr(importlib.import_module(module), name) for name in options]
+    strategy = _make_strategy(kind, {"one_device": ""})
+    print(json.dumps(of_replicas.differences(strategy, makers)))
+
+
 def _fit_cut(strategy, kind: Kind, reductions: list[str]) -> list[tuple]:
     """Returns (difference, *reductions in the graph that is split), for two losses.
 
@@ -448,13 +458,14 @@ def _record_reductions(methods=_OF_LIBRARY) -> list[str]:
 
 if __name__ == "__main__":
     way, kind_of_strategy, folder_of_run, *words = sys.argv[1:]
-    if way not in ("keras", "step"):
+    if way not in ("keras", "step", "steps"):
         enable_estimator()
     ways = {
         "estimator": _regress,
         "whole_batch": _contrast,
         "keras": _fit,
         "step": _step,
+        "steps": _steps,
     }
     flags = dict(word.partition("=")[::2] for word in words)
     ways[way](kind_of_strategy, folder_of_run, flags)
