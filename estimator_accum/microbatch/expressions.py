@@ -26,6 +26,12 @@ from estimator_accum.graph.internals import (
     python_function_of,
     static_value,
 )
+from estimator_accum.graph.lists import (
+    OF_LISTS,
+    common_shape,
+    is_same_shape,
+    list_shape,
+)
 from estimator_accum.graph.names import (
     BRANCHES,
     CALLERS,
@@ -61,8 +67,6 @@ _KEEPING |= _REDUCTIONS
 _OF_ANY_ORDER = {"Add", "AddN", "AddV2", "Mul"}
 _FILLS = {"ZerosLike": 0, "OnesLike": 1}
 _SAME = {"EnsureShape", "Identity"}
-_OF_LISTS = {f"TensorList{kind}" for kind in ("GetItem", "Reserve", "SetItem", "Stack")}
-_OF_LISTS |= {"TensorListFromTensor"}
 # Attributes that only claim a shape, which the tensors have; one is an input as well.
 _CLAIMS = {"element_shape", "num_elements", "output_shapes"}
 # Attributes that no other call of the same code has.
@@ -252,44 +256,20 @@ class Expressions:
             if (output.shape.num_elements() or 0) > _MOST_NUMBERS:
                 return [tf.compat.v1.placeholder(output.dtype, output.shape)]
         is_sum = operation.type == "AddN" and tensors[0].dtype == tf.variant
-        if operation.type in _OF_LISTS or is_sum:
-            return [self._listed(operation, inputs)]
+        if operation.type in OF_LISTS or is_sum:
+            (output,), tensors = operation.outputs, [copy.tensor for copy in inputs]
+            value = inputs[1].value if operation.type == "TensorListReserve" else None
+            shape = list_shape(operation, tensors, value, self._of_both(output.shape))
+            return [tf.compat.v1.placeholder(output.dtype, shape)]
         copy = create_like(operation, self._graph, [copy.tensor for copy in inputs])
         outputs = list(copy.outputs)
         for output, tensor in zip(operation.outputs, outputs, strict=True):
-            if output.dtype != tf.variant:  # see _listed
+            if output.dtype != tf.variant:  # see list_shape
                 tensor.set_shape(self._of_both(output.shape))
             keys = inputs[1].tensor if operation.type == "LookupTableFindV2" else None
             if keys is not None and keys.shape.rank == tensor.shape.rank:
                 tensor.set_shape(keys.shape)  # the copy's table does not tell it
         return outputs
-
-    def _listed(self, operation: tf.Operation, inputs: list[_Copy]) -> tf.Tensor:
-        """Returns a list, an item, or all of them joined.
-
-        Here a list has the shape of its items joined; while none is set, their number.
-        """
-        (output,), (first, *others) = operation.outputs, inputs
-        kind, shape = operation.type, first.tensor.shape
-        if kind == "TensorListReserve":
-            number = others[0].value
-            shape = tf.TensorShape([None if number is None else int(number)])
-        elif kind == "AddN":
-            for copy in others:
-                shape = shape.most_specific_common_supertype([copy.tensor.shape])
-        elif kind == "TensorListSetItem" and shape.rank:
-            grows = operation.node_def.attr["resize_if_index_out_of_bounds"].b
-            number = tf.TensorShape([None]) if grows else shape[:1]
-            shape = _common(first.tensor, number.concatenate(others[1].tensor.shape))
-        elif output.dtype != tf.variant:  # the item, or all
-            joined = shape if shape.rank and shape.rank > 1 else tf.TensorShape(None)
-            if kind == "TensorListGetItem":
-                joined = joined[1:]
-            claimed = self._of_both(output.shape)
-            if kind == "TensorListStack" and claimed.rank:
-                claimed = tf.TensorShape([None, *claimed[1:]])
-            shape = claimed.merge_with(joined)
-        return tf.compat.v1.placeholder(output.dtype, shape)
 
     def _of_both(self, shape: tf.TensorShape) -> tf.TensorShape:
         """Returns a shape without sizes of which one is that of None in the other graph."""
@@ -498,10 +478,10 @@ class Expressions:
                 arguments[i] = self._input(operation.inputs[i], shapes[i], *key)
             results = self._called(operation, body, arguments, depth + 1)
             common = {
-                i: _common(arguments[i].tensor, results[i].tensor.shape)
+                i: common_shape(arguments[i].tensor, results[i].tensor.shape)
                 for i in changed
             }
-            if all(_is_same(common[i], shapes[i]) for i in changed):
+            if all(is_same_shape(common[i], shapes[i]) for i in changed):
                 break
             shapes = common
         (going,) = self._called(operation, condition, arguments, depth + 1)
@@ -515,19 +495,6 @@ class Expressions:
         all_parts = [(inputs[i].number, results[i].number) for i in changed]
         self._note_condition(begin, going.number, *all_parts)
         return copies
-
-
-def _common(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.TensorShape:
-    """Returns the sizes that a tensor's shape and another one have in common.
-
-    Args:
-        tensor: The tensor; a list without items takes the shape of the first.
-        shape: The other one.
-    """
-    before = tensor.shape
-    if tensor.dtype == tf.variant and before.rank == 1:
-        before = before.concatenate(shape[1:])
-    return before.most_specific_common_supertype([shape])
 
 
 def _is_ordered(operation: tf.Operation) -> bool:
@@ -590,11 +557,6 @@ def _has_value(cell) -> bool:
         return cell.cell_contents is not None
     except ValueError:  # of a name that is set later
         return False
-
-
-def _is_same(one: tf.TensorShape, other: tf.TensorShape) -> bool:
-    """Returns whether shapes are the same, unknown sizes included."""
-    return str(one) == str(other)
 
 
 def _sizes(shape: tf.TensorShape) -> tuple | None:

@@ -23,13 +23,21 @@ from estimator_accum.graph.internals import (
     is_shape_read_outside,
     lazy_shape,
     outer_graph_of,
+    static_value,
 )
-from estimator_accum.graph.names import BRANCHES, CALLS, CONTROL_FLOW_V1, FED
+from estimator_accum.graph.lists import (
+    OF_LISTS,
+    common_shape,
+    is_same_shape,
+    list_shape,
+)
+from estimator_accum.graph.names import BRANCHES, CALLERS, CONTROL_FLOW_V1, FED, LOOPS
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import data_ancestors, in_order
 from estimator_accum.graph.writers import is_reference
 
 _SIZES = "_estimator_accum_static_sizes"  # attribute of a graph
+_WITH_LISTS = OF_LISTS | CALLERS | {"Identity"}
 _KINDS, _SET_SHAPE = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor), "set_shape"
 _lock = threading.Lock()
 _users, _originals = [], {}
@@ -156,8 +164,8 @@ class StaticSizes:
         if not self.may_refuse:
             return self._assumed(tensor)
         raise ValueError(
-            "The static number of examples must not be read from a tensor that a "
-            "function, branch or loop computes, or that is computed and sparse. Received: "
+            "The static number of examples must not be read from a tensor that control "
+            "flow of TensorFlow 1 computes, or that is computed and sparse. Received: "
             f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
         )
 
@@ -270,17 +278,18 @@ class _Copies:
 
     def _begins(self, tensor: tf.Tensor) -> bool:
         """Returns whether the copy of a tensor needs nothing before it."""
-        is_value = tensor.dtype.is_integer or tensor.dtype.is_bool  # perhaps a size
+        is_list = tensor.dtype == tf.variant and tensor.op.type in _WITH_LISTS
+        # An integer is perhaps a size.
+        is_value = tensor.dtype.is_integer or tensor.dtype.is_bool or is_list
         return (
             tensor.ref() in self._copies
             or tensor.ref() in self._parts
             or tensor.op.type in FED
             or tensor.op.type in CONTROL_FLOW_V1
-            or tensor.dtype in (tf.resource, tf.variant)
+            or tensor.dtype == tf.resource
+            or (tensor.dtype == tf.variant and not is_list)
             or is_reference(tensor)
-            or (
-                bool(functions_of(tensor.op)) and tensor.op.type not in CALLS | BRANCHES
-            )
+            or (bool(functions_of(tensor.op)) and tensor.op.type not in CALLERS)
             or (tensor.shape.is_fully_defined() and not is_value)
         )
 
@@ -295,16 +304,69 @@ class _Copies:
                 self.opaque.add(copy.ref())
             return
         inputs = [self._copies[other.ref()] for other in operation.inputs]
-        if functions_of(operation):
+        if operation.type in LOOPS:
+            self._loop(operation, inputs)
+        elif functions_of(operation):
             self._call(operation, inputs)
-            return
-        copies = create_like(operation, self._graph, inputs).outputs
+        elif operation.type in OF_LISTS:
+            self._list(operation, inputs)
+        elif tensor.dtype == tf.variant:  # a list, which is passed on
+            self._copies[tensor.ref()] = inputs[0]
+        else:
+            copies = create_like(operation, self._graph, inputs).outputs
+            is_opaque = any(other.ref() in self.opaque for other in inputs)
+            for output, copy in zip(operation.outputs, copies, strict=True):
+                copy.set_shape(_of_micro_batch(output))
+                self._add(output, copy, is_opaque)
+
+    def _add(self, tensor: tf.Tensor, copy: tf.Tensor, is_opaque: bool) -> None:
+        self._copies[tensor.ref()] = copy
+        if is_opaque:
+            self.opaque.add(copy.ref())
+
+    def _list(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        """Copies a list of tensors, or takes an item or all of them."""
+        (output,) = operation.outputs
+        is_new = operation.type == "TensorListReserve"
+        number = static_value(inputs[1]) if is_new else None
+        claimed = _of_micro_batch(output)
+        shape = list_shape(operation, inputs, number, claimed)
+        copy = tf.compat.v1.placeholder(output.dtype.base_dtype, shape)
         is_opaque = any(other.ref() in self.opaque for other in inputs)
-        for output, copy in zip(operation.outputs, copies, strict=True):
-            copy.set_shape(_of_micro_batch(output))
-            self._copies[output.ref()] = copy
-            if is_opaque:
-                self.opaque.add(copy.ref())
+        is_item = output.dtype != tf.variant
+        has_none = is_item and (inputs[0].shape.rank or 0) < 2
+        self._add(output, copy, is_opaque or has_none)
+
+    def _loop(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        """Copies a loop, whose variables have the shapes that each round keeps."""
+        body, _ = graphs_called(operation)
+        shapes = [_of_micro_batch(copy) for copy in inputs]
+        are_opaque = [copy.ref() in self.opaque for copy in inputs]
+        while True:  # until no round changes a shape
+            copies = {}
+            inner = _Copies(self._graph, self._parts, self.opaque, copies)
+            for argument, shape, is_opaque in zip(
+                body.inputs, shapes, are_opaque, strict=True
+            ):
+                dtype = argument.dtype.base_dtype
+                inner._add(argument, tf.compat.v1.placeholder(dtype, shape), is_opaque)
+            begins = list(copies.values())
+            ends = [inner.of(output) for output in body.outputs]
+            before = shapes, are_opaque
+            pairs = list(zip(begins, ends, strict=True))
+            shapes = [common_shape(begin, _of_micro_batch(end)) for begin, end in pairs]
+            are_opaque = [
+                begin.ref() in self.opaque or end.ref() in self.opaque
+                for begin, end in pairs
+            ]
+            if before[1] == are_opaque and all(map(is_same_shape, before[0], shapes)):
+                break
+        for output, copy, is_opaque in zip(
+            operation.outputs, begins, are_opaque, strict=True
+        ):
+            if output.dtype != tf.variant:
+                copy.set_shape(_of_micro_batch(output))
+            self._add(output, copy, is_opaque)
 
     def _call(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
         """Copies a function that an operation calls, or all of its branches."""
@@ -320,10 +382,10 @@ class _Copies:
             for other in others:
                 shape = shape.most_specific_common_supertype([other])
             copy = tf.compat.v1.placeholder(output.dtype.base_dtype, shape)
-            copy.set_shape(_of_micro_batch(output))
-            self._copies[output.ref()] = copy
-            if any(copy.ref() in self.opaque for copy in copies):
-                self.opaque.add(copy.ref())
+            if output.dtype != tf.variant:
+                copy.set_shape(_of_micro_batch(output))
+            is_opaque = any(copy.ref() in self.opaque for copy in copies)
+            self._add(output, copy, is_opaque)
 
 
 def _key(value):

@@ -319,6 +319,9 @@ _FLOWS = {
     "loop": lambda x: tf.while_loop(
         lambda i, y: i < 3, lambda i, y: (i + 1, 2 * y), (0, x)
     )[1],
+    "loop of maps": lambda x: tf.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, tf.map_fn(tf.tanh, y)), (0, x)
+    )[1],
     "map": lambda x: tf.map_fn(tf.identity, x),
     "scan": lambda x: tf.scan(lambda a, row: a + row, tf.transpose(x)),
     "RNN": lambda x: _recurrent(x)[..., 0],
@@ -333,15 +336,17 @@ def _of_size(flow):
     return _model_fn(loss)
 
 
-@pytest.mark.parametrize("name", ["function", "branch"])
-def test_a_size_behind_a_function_or_branch_is_that_of_the_unsplit_batch(name):
+@pytest.mark.parametrize("name", set(_FLOWS) - {"branch of TensorFlow 1"})
+def test_a_size_behind_a_flow_is_that_of_the_unsplit_batch(name):
     model_fn = _of_size(_FLOWS[name])
     ours, theirs = (train(f, _BATCH)[0]["kernel"] for f in (cut(model_fn), model_fn))
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", _FLOWS)
-def test_a_size_behind_a_loop_is_refused_unless_none_is_the_same(name):
+def test_a_size_behind_a_branch_of_tensorflow_1_is_refused_unless_none_is_the_same(
+    name,
+):
     flow = _FLOWS[name]
 
     def flat(errors, x, n):
@@ -351,8 +356,8 @@ def test_a_size_behind_a_loop_is_refused_unless_none_is_the_same(name):
         return tf.reduce_mean(errors) + tf.reduce_mean(tf.reshape(values, [a * b]))
 
     build(_model_fn(flat, _by_this_library), _BATCH)
-    if name not in ("function", "branch"):
-        with pytest.raises(ValueError, match="a function, branch or loop computes"):
+    if name == "branch of TensorFlow 1":
+        with pytest.raises(ValueError, match="control flow of TensorFlow 1 computes"):
             build(_of_size(flow), _BATCH)
 
 

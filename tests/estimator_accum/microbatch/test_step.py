@@ -1442,16 +1442,29 @@ def test_a_shape_that_is_set_is_read_afterwards(is_slice):
     assert [*map(int, microbatch_step(step, 4)(_X))] == [23, 5]
 
 
-def test_a_size_from_a_loop_is_refused():
+def test_a_size_from_a_loop_is_that_of_the_unsplit_batch():
     def step(x):
         branch = tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x)
-        assert branch.shape[0] == len(_X)
-        return tf.while_loop(lambda y: False, lambda y: 2 * y, [branch])[0].shape[0]
+        loop = tf.while_loop(lambda y: False, lambda y: 2 * y, [branch])[0]
+        folded = tf.foldr(lambda total, column: total + column, tf.transpose(loop))
+        return branch.shape[0], loop.shape[0], folded.shape[0]
 
-    with pytest.raises(
-        ValueError, match=r"that a function, branch or loop computes.*while"
-    ):
-        microbatch_step(step, 2)(_X)
+    assert [int(n) for n in microbatch_step(step, 2)(_X)] == [len(_X)] * 3
+
+
+def test_a_size_that_a_loop_changes_is_unknown():
+    def step(x):
+        shapes = tf.TensorShape([]), tf.TensorShape([None, 6])
+        longer = tf.while_loop(
+            lambda i, y: i < 1,
+            lambda i, y: (i + 1, tf.concat([y, y], 0)),
+            (0, x),
+            shapes,
+        )[1]
+        assert longer.shape[0] is None
+        return tf.reduce_sum(x, 1)
+
+    microbatch_step(step, 2)(_X)
 
 
 def test_a_signature_has_types_of_any_number_of_arguments():
@@ -1485,7 +1498,9 @@ def test_a_function_may_unpack_the_shape_of_a_batch_whose_size_it_does_not_use()
     def uses(x):
         return tf.function(lambda x: x / _flat.python_function(x)[1])(x)
 
-    with pytest.raises(ValueError, match="where it is not static|loop computes"):
+    with pytest.raises(
+        ValueError, match="where it is not static|is computed and sparse"
+    ):
         microbatch_step(uses, 2)(x)
 
 
