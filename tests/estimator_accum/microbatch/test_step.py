@@ -1442,6 +1442,25 @@ def test_a_shape_that_is_set_is_read_afterwards(is_slice):
     assert [*map(int, microbatch_step(step, 4)(_X))] == [23, 5]
 
 
+def test_a_check_that_the_loss_waits_for_begins_no_phase():
+    kernels, network = _network(6, 1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            check = tf.debugging.assert_less(tf.norm(x, axis=1), np.float64(99))
+            with tf.control_dependencies([check]):  # constants wait for it, too
+                loss = tf.reduce_mean(2 * network(x) ** 2)
+        _descend(tape, loss, kernels)
+        return loss
+
+    split = microbatch_step(step, 4)
+    split(_X)
+    (trace,) = split._traces.values()
+    assert len(trace._phases) == 1
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        split(_X * 1000)
+
+
 def test_a_size_from_a_loop_is_that_of_the_unsplit_batch():
     def step(x):
         branch = tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x)
