@@ -186,7 +186,9 @@ def rows_of(names: list[str], shapes: list) -> int:
         raise ValueError(
             "All parts of a batch must have the same number of examples, to be split "
             f"into micro-batches. Received: {received}. Repeat a value of the "
-            "whole batch for each of its examples, or make it a scalar."
+            "whole batch for each of its examples, or make it a scalar. Pass several rows "
+            "of an example with an axis of their own, or as a ragged tensor, and join "
+            "them later."
         )
     return next(iter(rows.values()))
 
