@@ -169,7 +169,10 @@ class Step:
             raise RuntimeError(
                 "A step in micro-batches must be called outside of tf.function: it runs "
                 "several functions for each batch. Received: a call while another "
-                "function is traced. Leave out the tf.function around the call."
+                "function is traced. Leave out the tf.function around the call. In Orbit, "
+                "pass StandardTrainerOptions(use_tf_while_loop=False, "
+                "use_tf_function=False); around a TF-Agents Learner, call "
+                "tf.config.run_functions_eagerly(True)."
             )
         return self.run(args, kwargs)
 

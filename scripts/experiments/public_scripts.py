@@ -1,6 +1,6 @@
 """Compares the weights of public scripts, split into micro-batches or unsplit.
 
-Fetches ten training scripts and three models of TensorFlow 2, of eleven public
+Fetches ten training scripts and six models of TensorFlow 2, of fourteen public
 repositories, from PyPI, in pinned versions with pinned hashes, into --work_dir, and
 lets each train 20 updates: with whole batches, in 4 micro-batches, and with whole
 batches whose examples are in reverse order, which shows what rounding does. Scripts
@@ -61,6 +61,7 @@ _LIBRARIES = (
     "cloudpickle==3.0.0",
     "decorator==5.1.1",
     "dm-tree==0.1.8",
+    "gin-config==0.5.0",
     "pyyaml==6.0.2",
     "tensorflow-probability==0.23.0",
 )
@@ -170,6 +171,30 @@ PROJECTS = {
         "tensorflow/neural-structured-learning: AdversarialRegularization",
         "neural-structured-learning==1.4.0",
         "bdf98943f09a3e1aaad8f321d668fddb52663f2ca950046ca964a524d9464e2a",
+        "Adam",
+        {},
+        is_v2=True,
+    ),
+    "orbit_trainer": Project(
+        "tensorflow/models: Orbit's StandardTrainer, Controller",
+        "tf-models-official==2.15.0",
+        "0b0eb977f4c1cab49efa95b147a4391f9cb3ebf659aad4584603dbf61eaad739",
+        "Adam",
+        {},
+        is_v2=True,
+    ),
+    "agents_dqn": Project(
+        "tensorflow/agents: DqnAgent, Learner",
+        "tf-agents==0.19.0",
+        "ff27f3020c486746faff2046abea1fbd8b16fb93984ff685d8ee34a17f9f84f8",
+        "Adam",
+        {},
+        is_v2=True,
+    ),
+    "similarity_contrastive": Project(
+        "tensorflow/similarity: ContrastiveModel, SimCLRLoss",
+        "tensorflow-similarity==0.17.1",
+        "da5d27a699a8bc12d6292a01f39c9529d22700d95b8607bdec69c91168718331",
         "Adam",
         {},
         is_v2=True,

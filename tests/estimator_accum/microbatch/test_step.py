@@ -1505,6 +1505,68 @@ def test_a_check_that_the_loss_waits_for_begins_no_phase():
         split(_X * 1000)
 
 
+class _OrbitTrainer:
+    """Trains by the calls of Orbit's StandardTrainer without its functions and loops."""
+
+    def __init__(self, step, batches):
+        self._step, self._batches, self._iterator = step, batches, None
+
+    def train(self, num_steps):
+        self._iterator = self._iterator or iter(self._batches)
+        step = 0
+        with tf.experimental.async_scope():
+            while step < num_steps:
+                self.train_step(self._iterator)
+                step += 1
+
+    def train_step(self, iterator):
+        self._step(*next(iterator))
+
+
+class _AgentsLearner:
+    """Trains by the calls of TF-Agents' Learner."""
+
+    def __init__(self, agent, batches):
+        self._agent, self._iterator = agent, iter(batches)
+        self._agent.train = tf.autograph.experimental.do_not_convert(agent.train)
+
+    @tf.function
+    def train(self, iterations):
+        loss = self._single(self._iterator)
+        for _ in tf.range(iterations - 1):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=10)
+            loss = self._single(self._iterator)
+        return loss
+
+    def _single(self, iterator):
+        return tf.distribute.get_strategy().run(self._agent.train, args=next(iterator))
+
+
+@pytest.mark.parametrize("loop", [_OrbitTrainer, _AgentsLearner])
+@pytest.mark.parametrize("number", [4, "auto"])
+def test_a_step_runs_in_the_train_loops_of_libraries(loop, number):
+    def trained(split):
+        step, variables, data = _contrast()
+        batches = tf.data.Dataset.from_tensor_slices(data).batch(8).repeat()
+        if loop is _OrbitTrainer:
+            loop(split(step), batches).train(tf.constant(5))
+        else:
+            agent = types.SimpleNamespace(train=lambda x, y: step(x, y)["loss"])
+            learner = loop(agent, batches)
+            agent.train = split(agent.train)
+            learner.train(tf.constant(5))
+        return [variable.numpy() for variable in variables]
+
+    expected = trained(tf.function)
+    tf.config.run_functions_eagerly(loop is _AgentsLearner)
+    try:
+        ours = trained(lambda step: microbatch_step(step, number))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+
+
 def test_a_size_from_a_loop_is_that_of_the_unsplit_batch():
     def step(x):
         branch = tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: 2 * x)
@@ -1723,7 +1785,7 @@ def test_a_first_call_that_makes_variables_is_traced_again_as_of_a_tf_function()
         (
             lambda: tf.function(microbatch_step(lambda x: x, 2))(_X),
             RuntimeError,
-            "must be called outside of tf.function",
+            "called outside of tf.function.*use_tf_while_loop=False.*run_functions_eag",
         ),
         (
             lambda: microbatch_step(lambda x, y: x, 2)(_X, _Y[:5]),
