@@ -23,7 +23,12 @@ from estimator_accum.graph.functions import (
 )
 from estimator_accum.graph.internals import set_control_inputs
 from estimator_accum.graph.names import SHOWING
-from estimator_accum.graph.walks import ancestors, in_order, needed_by
+from estimator_accum.graph.walks import (
+    ancestors,
+    data_ancestors,
+    in_order,
+    needed_by,
+)
 from estimator_accum.graph.writers import (
     may_be_variable,
     source_of_handle,
@@ -140,7 +145,8 @@ class Times:
         handles: Operations whose outputs are handles of the batch's own variables.
 
     Attributes:
-        changes: Operations that change or show something, in their order.
+        changes: Operations that change something, or show it aside from losses, in their
+            order.
         of_batch: Operations that compute from a micro-batch of any replica.
         late: Those that need a value from after its passes.
         handles: As given.
@@ -151,6 +157,8 @@ class Times:
         self._of_batches, self.of_batch = of_batches, set().union(*of_batches)
         self._places = {operation: i for i, operation in enumerate(operations)}
         self.handles, self._reads = handles, reads
+        # Losses are computed from their results, whatever they show.
+        layers = self.of_batch & data_ancestors(t.op for t in tops).keys()
         with graph.as_default():
             library = library_of_functions()
             self.changes = [
@@ -158,7 +166,8 @@ class Times:
                 for operation in operations
                 if not any(tensor.op in handles for tensor in operation.inputs)
                 if not hasattr(operation, OWN_CHECK)
-                if _shows(operation, library) or changes_something(operation, library)
+                if changes_something(operation, library)
+                or (_shows(operation, library) and operation not in layers)
             ]
             self._writers = writers_of(self.changes, handles)
         self._changing = {*self.changes}

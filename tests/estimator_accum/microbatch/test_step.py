@@ -246,6 +246,27 @@ def _loss_scale(policy="float64"):
     return step, variables, (_X, _CLASSES)
 
 
+def _checked_critic():
+    """The second gradient reads the critic's new weights, behind a check and a print."""
+    critic, judge = _network(6, 1)
+    generator, make = _network(2, 6)
+
+    @tf.function
+    def judge_checked(x):
+        tf.debugging.assert_all_finite(x, "not finite")
+        tf.print("judged", output_stream="file:///dev/null")
+        return judge(x)
+
+    def step(x, noise):
+        for variables, sign in ((critic, 1), (generator, -1)):
+            with tf.GradientTape() as tape:
+                loss = sign * tf.reduce_mean(judge_checked(make(noise)) ** 2)
+            _descend(tape, loss, variables)
+        return loss
+
+    return step, [*critic, *generator], (_X, _Y)
+
+
 def _gradients_in_branches():
     """Two updates, whose gradients are computed in a branch, and in a function."""
     kernels, network = _network(6, 3)
@@ -416,6 +437,7 @@ _STEPS = [
     _loss_scale,
     _gradients_in_branches,
     _statistics,
+    _checked_critic,
 ]
 
 
