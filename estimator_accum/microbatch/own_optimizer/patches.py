@@ -180,7 +180,8 @@ def _of_tape(original: Callable) -> Callable:
         results = [None] * len(sources)
         if places:
             parts = [xs[i] for i in places]
-            taken = take(Request(target, parts, output_gradients, plain, compute))
+            grad_ys = _with_complex_ones(target, output_gradients)
+            taken = take(Request(target, parts, grad_ys, plain, compute))
             for i, gradient in zip(places, taken, strict=True):
                 results[i] = gradient
         if tf.UnconnectedGradients(unconnected_gradients).value == "zero":
@@ -189,6 +190,17 @@ def _of_tape(original: Callable) -> Callable:
         return results
 
     return gradients
+
+
+def _with_complex_ones(ys: list, grad_ys: list | None) -> list | None:
+    """Returns gradients with the ones of complex targets, which tf.gradients demands."""
+    if not any(y.dtype.is_complex for y in ys):
+        return grad_ys
+    pairs = zip(ys, grad_ys or [None] * len(ys), strict=True)
+    return [
+        tf.ones_like(y) if gradient is None and y.dtype.is_complex else gradient
+        for y, gradient in pairs
+    ]
 
 
 def _variables_of(sources: list, variables: list) -> list:

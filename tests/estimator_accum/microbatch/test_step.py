@@ -267,6 +267,21 @@ def _checked_critic():
     return step, [*critic, *generator], (_X, _Y)
 
 
+def _complex_losses():
+    kernels = [_weights(6, 3), _weights(3, 1)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            z = tf.complex(tf.tanh(x @ kernels[0]) @ kernels[1], x[:, :1])
+            losses = [tf.reduce_mean(z * tf.math.conj(z)), tf.exp(1j * z / 3)]
+        gradients = tape.gradient(losses, kernels)
+        for variable, gradient in zip(kernels, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return losses
+
+    return step, kernels, (_X,)
+
+
 def _gradients_in_branches():
     """Two updates, whose gradients are computed in a branch, and in a function."""
     kernels, network = _network(6, 3)
@@ -438,6 +453,7 @@ _STEPS = [
     _gradients_in_branches,
     _statistics,
     _checked_critic,
+    _complex_losses,
 ]
 
 
@@ -449,7 +465,7 @@ def _run(make, wrap, batches=range(3)):
     results = [
         tf.convert_to_tensor(t) for t in tf.nest.flatten(results) if t is not None
     ]
-    return [np.asarray(t, float) for t in [*results, *variables]]
+    return [np.asarray(t, complex) for t in [*results, *variables]]
 
 
 def _eager(step):
