@@ -29,6 +29,7 @@ import tensorflow as tf
 from estimator_accum.graph.functions import functions_of, kinds_in, library_of_functions
 from estimator_accum.graph.internals import captures_of, context_of
 from estimator_accum.graph.names import (
+    BRANCHES,
     CALLERS,
     PYTHON,
     STATELESS,
@@ -65,6 +66,7 @@ from estimator_accum.rows.states import (
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
 _OF_ENTRIES = {"entries", "counts"}
+_ASSERTION = "an assertion that the examples decide together"
 
 
 class Origin(NamedTuple):
@@ -423,11 +425,14 @@ class Analysis:
             return self._is_body or is_inside or operation.type not in STATELESS
         if not functions_of(operation):
             return False
-        if not self._library:
-            self._library.update(library_of_functions())
-        kinds = kinds_in(operation, self._library)
+        kinds = self._kinds_in(operation)
         draws = any(draws_by_state(kind) or moves_generator(kind) for kind in kinds)
         return draws or bool(kinds & PYTHON)
+
+    def _kinds_in(self, operation: tf.Operation) -> set[str]:
+        if not self._library:
+            self._library.update(library_of_functions())
+        return kinds_in(operation, self._library)
 
     def _put(self, operation: tf.Operation, states: State | list[State]) -> None:
         if isinstance(states, State):
@@ -533,7 +538,7 @@ class Analysis:
                 dims = self.dims(outer)
                 body.set_dims(inner, states[i], dims if is_same else [None] * len(dims))
         body._given = frozenset(tensor.ref() for tensor in graph.inputs)
-        body.analyze(graph.outputs)
+        body._analyze_body(graph)
         self.bodies[operation, graph] = body  # a loop's last round stays
         self.combining += [(operation, inner) for _, inner in body.combining]
         if body.guards:
@@ -542,6 +547,47 @@ class Analysis:
         states = [body.state(output) for output in graph.outputs]
         # Another call has other entries.
         return [MIXED if state.kind in _OF_ENTRIES else state for state in states]
+
+    def _analyze_body(self, graph: tf.Graph) -> None:
+        """Finds the states of a function's outputs.
+
+        Raises:
+            Mixed: If it checks something that the examples decide together.
+        """
+        checks = [
+            operation
+            for operation in graph.get_operations()
+            if operation.type in CALLERS | {"Assert"}
+            and "Assert" in self._kinds_in(operation)
+        ]
+        self.analyze([*graph.outputs, *(t for op in checks for t in op.inputs)])
+        for operation in checks:
+            states = [self.state(tensor) for tensor in operation.inputs]
+            kinds = {state.kind for state in states}
+            is_by_condition = operation.type in BRANCHES | {"Assert"}
+            if kinds <= {"fixed"} or (
+                is_by_condition and self._holds_in_parts(operation.inputs[0])
+            ):
+                continue
+            if operation.type == "Assert":
+                raise Mixed(_ASSERTION)
+            try:
+                self._transfer(operation, states, kinds)
+            except Mixed as mixed:
+                raise Mixed(_ASSERTION) from mixed
+
+    def _holds_in_parts(self, condition: tf.Tensor) -> bool:
+        """Returns whether a condition holds if it does so in each micro-batch."""
+        operation = condition.op
+        if self.state(condition).kind in ("fixed", "rows", "entries"):
+            return condition.dtype == tf.bool
+        if operation.type in ("All", "Identity", "LogicalAnd"):
+            parts = [tensor for tensor in operation.inputs if tensor.dtype == tf.bool]
+            return bool(parts) and all(map(self._holds_in_parts, parts))
+        if operation.type != "Equal" or not condition.op.inputs[0].dtype.is_integer:
+            return False
+        sizes = [self.value(tensor) for tensor in operation.inputs]
+        return all(size is not None for size in sizes) and np.array_equal(*sizes)
 
     def note_bounds(self, operation: tf.Operation) -> None:
         """Takes down the numbers of the batch that enter a loop."""

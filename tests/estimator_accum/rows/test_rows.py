@@ -127,6 +127,18 @@ def _boxes(x):
 
 
 # Name: (tensors of the parts, axis of the examples, rows for each example).
+def _checked(x, *checks):
+    """Returns rows of a function that checks something of them."""
+
+    @tf.function(autograph=False)
+    def function(x):
+        for check in checks:
+            tf.debugging.Assert(check(x), [x])
+        return x * 2
+
+    return function(x)
+
+
 _ROWS = {
     "if there are examples": (
         lambda x: x * tf.where(tf.shape(x)[0] > 0, 2.0, 3.0), 0, 1),
@@ -515,6 +527,12 @@ _ROWS = {
     ),
     "declared": (lambda x: per_example(tf.numpy_function(np.abs, [x], tf.float32)), 0, 1),
     "a function": (lambda x: tf.function(lambda z: tf.nn.relu(z) + 1)(x), 0, 1),
+    "a function that checks each example": (
+        lambda x: _checked(
+            x, lambda x: tf.reduce_all(x > -99), lambda x: tf.shape(x)[1] > 3,
+            lambda x: tf.reduce_all(tf.equal(tf.shape(x), tf.shape(2 * x))),
+            lambda x: tf.reduce_all(_checked(x, lambda x: tf.reduce_all(x > -99)) > -99),
+        ), 0, 1),
     "a recurrent layer": (lambda x: tf.keras.layers.GRU(3)(x), 0, 1),
     "a list": (
         lambda x: tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2])).stack(),
@@ -631,6 +649,12 @@ _MIXED = {
         (tf.transpose(x, [1, 0, 2]), tf.range(4)), tf.float32),
     "chosen by the batch": lambda x: tf.cond(
         tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
+    "functions that check all examples": lambda x: [
+        _checked(x, lambda x: tf.reduce_mean(x) > 0),
+        _checked(x, lambda x: tf.shape(x)[0] > 3),
+        _checked(x, lambda x: _loop(x, lambda z: _checked(
+            z, lambda z: tf.reduce_mean(z) > 0))[0, 0, 0] > 0),
+    ],
     "a loop that combines": lambda x: _loop(x, lambda z: z - tf.reduce_mean(z, 0)),
     "each example after the others": lambda x: [
         tf.scan(lambda a, b: a + b, x), tf.foldl(lambda a, b: a + b, x)],
