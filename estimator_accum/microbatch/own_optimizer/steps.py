@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.core.current_batch import set_batches
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.names import is_draw
 from estimator_accum.graph.replicas import in_each_replica
@@ -80,6 +81,7 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
         ValueError: If what the step does with a micro-batch cannot be done with several.
     """
     graph = tf.compat.v1.get_default_graph()
+    set_batches(graph, batches)
     phases = Phases(batches)
     with batches[0].as_current(), intercepting(phases.gradients, graph):
         results = [tf.identity(result) for result in build()]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from estimator_accum import microbatch_step
+from estimator_accum import micro_batch_seed, microbatch_step
 from estimator_accum.microbatch import staging
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
@@ -1091,6 +1091,23 @@ def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):
 def test_a_step_may_run_its_replicas():
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     assert of_replicas.difference(strategy) < _LIMIT
+
+
+def test_a_replica_that_has_a_thread_of_its_own_has_seeds_of_its_micro_batches():
+    strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+    with strategy.scope():
+        kernel = tf.Variable(np.ones((6, 1)))
+
+    def replica(x):
+        seed = micro_batch_seed("noise")
+        noise = tf.random.stateless_normal(tf.shape(x), seed, dtype=tf.float64)
+        kernel.assign_sub(_gradient(kernel, x + noise))
+        return noise
+
+    with strategy.scope():
+        step = microbatch_step(lambda x: strategy.run(replica, (x,)), 2)
+        noise = step(_X).numpy()
+    assert len(np.unique(noise)) == noise.size
 
 
 def test_gradients_of_the_scope_of_a_strategy_are_refused():
