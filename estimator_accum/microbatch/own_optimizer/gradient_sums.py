@@ -26,7 +26,7 @@ from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
 from estimator_accum.microbatch.collecting import keep
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation
-from estimator_accum.microbatch.own_optimizer.patches import source_of
+from estimator_accum.microbatch.own_optimizer.patches import SUM_OF, source_of
 from estimator_accum.microbatch.work import Work
 
 _SUMS = "_estimator_accum_sums"  # attribute of a graph
@@ -83,9 +83,11 @@ def sum_over_batch(
             if gradient is not None:
                 parts = tf.nest.flatten(gradient, expand_composites=True)
                 parts = [tf.identity(part) for part in parts]
-                reads |= {part.op: source_of(xs[i]).name for part in parts}
+                reads |= {part.op: _name_of(xs[i]) for part in parts}
                 copy = tf.nest.pack_sequence_as(gradient, parts, expand_composites=True)
                 totals[i] = _added(totals[i], copy)
+    for operation, name in reads.items():
+        setattr(operation, SUM_OF, name)
     totals = [
         total if total is None else cast(total, _dtype_of(x, total))
         for total, x in zip(totals, xs, strict=True)
@@ -147,7 +149,7 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
                 parts = [tf.identity(rows[i].values), tf.identity(rows[i].indices)]
                 total = tf.IndexedSlices(*parts, rows[i].dense_shape)
                 slices.append(SliceSum(accumulator, gradients[i], total, clear[i]))
-            reads |= {part.op: source_of(xs[i]).name for part in parts}
+            reads |= {part.op: _name_of(xs[i]) for part in parts}
             totals[i] = total
     return Sums(totals, reads, slices)
 
@@ -184,6 +186,11 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
     # A variable of eager execution lives as long as something refers to it.
     value_of_graph(graph, _SUMS, []).append(accumulators)
     return accumulators
+
+
+def _name_of(x) -> str:
+    """Returns the name of a tensor, variable or its handle."""
+    return x.name if isinstance(x, tf.Variable) else source_of(x).name
 
 
 def _dtype_of(x, total: Gradient) -> tf.DType:

@@ -2,6 +2,7 @@
 
 tf.gradients, optimizers     gradients_util._GradientsHelper
 tf.GradientTape              imperative_grad, watch
+tf.autodiff                  ForwardAccumulator.jvp, which no gradient of a batch has
 
 A tape's gradients flow through its record, which the tape can tell. A tensor that was
 computed elsewhere and is watched begins a record: the tape knows it, not its operation.
@@ -30,12 +31,15 @@ from estimator_accum.graph.internals import (
 )
 from estimator_accum.graph.outermost import in_graph, value_of_graph
 from estimator_accum.graph.walks import data_ancestors
+from estimator_accum.microbatch.own_optimizer.refusals import check_first_order
 
 _local = threading.local()  # replicas build their graphs in threads of their own
 _lock = threading.Lock()
 _users = []
 # Attribute of an Identity that was put behind a tensor after tapes had recorded it.
 PASSES_ON = "_estimator_accum_passes_on"
+# Attribute of an operation that reads a sum of gradients: the name of what they are of.
+SUM_OF = "_estimator_accum_sum_of"
 _GRADIENTS = "_estimator_accum_gradients"  # attribute of a graph
 _own = []  # functions of TensorFlow that are replaced: (their place, name, function)
 
@@ -238,10 +242,23 @@ def _watch(original: Callable) -> Callable:
     return watch
 
 
+def _jvp(original: Callable) -> Callable:
+    def jvp(accumulator, primals, *args, **kwargs):
+        if _taker() is not None:
+            parts = tf.nest.flatten(primals, expand_composites=True)
+            needed = data_ancestors([part.op for part in parts if hasattr(part, "op")])
+            reads = {op: getattr(op, SUM_OF) for op in needed if hasattr(op, SUM_OF)}
+            check_first_order(parts, reads)
+        return original(accumulator, primals, *args, **kwargs)
+
+    return jvp
+
+
 _REPLACED = [
     (GRADIENTS, _helper),
     (GRADIENTS_OF_TAPE, _of_tape),
     ((tf.GradientTape, "watch"), _watch),
+    ((tf.autodiff.ForwardAccumulator, "jvp"), _jvp),
 ]
 
 

@@ -20,12 +20,13 @@ def check_outside(graph: tf.Graph, ys: list[tf.Tensor]) -> None:
 
 
 def check_first_order(ys: list[tf.Tensor], reads: dict[tf.Operation, str]) -> None:
-    """Raises ValueError if a loss is computed from sums, as in `Sums.reads`."""
+    """Raises ValueError if tensors to derive need sums, as in `Sums.reads`."""
     needed = data_ancestors([y.op for y in ys])
     read = next(filter(needed.__contains__, reads), None)
     if read is not None:
         raise ValueError(
-            "A loss must not contain gradients with respect to weights: each "
+            "A loss, or the primals of tf.autodiff.ForwardAccumulator.jvp, "
+            "must not contain gradients with respect to weights: each "
             f"micro-batch knows only its share of them. Received: {ys[0].name}, which "
             f"needs the gradient of {reads[read]}. Train without micro-batches."
         )

@@ -853,6 +853,12 @@ def _of_gradient(kernel, x):
     return tape.gradient(loss, kernel)
 
 
+def _forward_over_backward(kernel, x):
+    with tf.autodiff.ForwardAccumulator(kernel, tf.ones_like(kernel)) as accumulator:
+        gradient = _gradient(kernel, x)
+    return accumulator.jvp(gradient, unconnected_gradients="zero")
+
+
 def _of_old_rows(kernel, x):
     rows = tf.gather(kernel, tf.cast(x[:, 0] > 0, tf.int32))
     for _ in range(2):
@@ -888,7 +894,8 @@ def _of_new_rows(kernel, x):
             ),
             "made inside of tf.cond, tf.while_loop or a function",
         ),
-        (_of_gradient, "A loss must not contain gradients with respect to weights"),
+        (_of_gradient, "must not contain gradients with .* gradient of Variable:0"),
+        (_forward_over_backward, "ForwardAccumulator.jvp, must not contain gradients"),
         (_of_old_rows, "A variable that examples look up must not change before"),
         (_of_new_rows, "computed in each phase, so their operations must give one"),
     ],
