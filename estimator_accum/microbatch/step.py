@@ -174,6 +174,13 @@ class Step:
                 "use_tf_function=False); around a TF-Agents Learner, call "
                 "tf.config.run_functions_eagerly(True)."
             )
+        is_in_replica = not tf.distribute.in_cross_replica_context()
+        if is_in_replica and _has_threads():
+            raise RuntimeError(
+                "A step in micro-batches must be called outside of strategy.run: it runs "
+                "its replicas together. Received: a call in a replica. Call strategy.run "
+                "inside of the step, and the step in the scope of the strategy."
+            )
         return self.run(args, kwargs)
 
     @property
@@ -251,6 +258,13 @@ class Step:
         except StaticSizeError:
             self._whole.get_concrete_function(*args, **kwargs)  # may have its own error
             raise
+
+
+def _has_threads() -> bool:
+    """Returns whether there is a strategy whose replicas have threads of their own."""
+    strategy = tf.distribute.get_strategy()
+    is_here = isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    return tf.distribute.has_strategy() and not is_here
 
 
 class _MakesVariablesError(BaseException):

@@ -1117,6 +1117,13 @@ def test_a_replica_that_has_a_thread_of_its_own_has_seeds_of_its_micro_batches()
     assert len(np.unique(noise)) == noise.size
 
 
+def test_a_step_inside_of_strategy_run_is_refused():
+    step = microbatch_step(lambda x: x, 2)
+    with pytest.raises(RuntimeError, match="Call strategy.run inside of the step"):
+        tf.distribute.MirroredStrategy(["cpu:0"]).run(step, (_X,))
+    tf.distribute.OneDeviceStrategy("/cpu:0").run(step, (_X,))
+
+
 def test_gradients_of_the_scope_of_a_strategy_are_refused():
     step, _, arguments = _statistics()
     refused = pytest.raises(ValueError, match="must be computed in a replica")
