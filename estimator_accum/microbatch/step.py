@@ -38,6 +38,7 @@ from estimator_accum.microbatch.count import MicroBatchCount
 from estimator_accum.microbatch.executors import Feeding, Functions
 from estimator_accum.microbatch.made_rows import taking_rows
 from estimator_accum.microbatch.own_optimizer.steps import StepPhase, build_step
+from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.runner import BatchRunner, names_of
 from estimator_accum.microbatch.staging import (
     UNUSED,
@@ -582,14 +583,20 @@ class _Trace:
 
         self._phases = build_step(wholes, build)
         self.reads_sizes = sizes.are_read
-        staged = [write.inputs[0] for whole in wholes for write in whole.stage[1]]
-        self._free = [tf.raw_ops.DestroyResourceOp(resource=slot) for slot in staged]
+        slots = [write.inputs[0] for whole in wholes for write in whole.stage[1]]
+        for replica in self._replicas:
+            slots += replica.batch.works.slots
+        self._free = [tf.raw_ops.DestroyResourceOp(resource=slot) for slot in slots]
 
     def release(self) -> None:
         """Frees the memory of the batch and of the sums, until the next batch."""
-        replicas = [replica for phase in self._phases for replica in phase.replicas]
-        release = [replica.total.release for replica in replicas]
+        release = [replica.total.release for replica in self._replicas]
         self._functions.run([*release, self._free])
+        self._functions.run([replica.total.initialize for replica in self._replicas])
+
+    @property
+    def _replicas(self) -> list[ReplicaBatch]:
+        return [replica for phase in self._phases for replica in phase.replicas]
 
     def _flat_results(self, results) -> list[tf.Tensor]:
         self._results = tf.nest.map_structure(_as_result, results)
