@@ -30,6 +30,7 @@ from estimator_accum.microbatch.own_optimizer.refusals import (
     check_not_repeated,
     check_outside,
     check_shapes,
+    is_inside,
 )
 
 
@@ -85,7 +86,10 @@ class Interception:
         with contextlib.ExitStack() as stack:
             graph = tf.compat.v1.get_default_graph()
             if graph is not self._graph or context_of(graph):
-                outer = [op for op in sources if op.graph is self._graph]
+                # A micro-batch is as inside as what is computed there.
+                outer = {op for op in sources if op.graph is self._graph}
+                if any(is_inside(self._graph, y) for y in ys):
+                    outer -= of_batch(self._batch)
                 if all(map(context_of, outer)):
                     return request.plain()
                 check_outside(self._graph, ys)

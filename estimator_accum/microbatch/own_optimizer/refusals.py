@@ -10,13 +10,18 @@ from estimator_accum.microbatch.batch import WholeBatch
 def check_outside(graph: tf.Graph, ys: list[tf.Tensor]) -> None:
     """Raises ValueError if a loss is made outside of the model_fn's own graph."""
     for y in ys:
-        if y.graph is not graph or context_of(y.op):
+        if is_inside(graph, y):
             raise ValueError(
                 "A loss that is made inside of tf.cond, tf.while_loop or a function "
                 "must not have its gradients with respect to variables computed "
                 f"there: they are summed over micro-batches. Received: {y.name}. "
                 "Make the loss outside, or train without micro-batches."
             )
+
+
+def is_inside(graph: tf.Graph, tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is of a function, branch or loop inside of a graph."""
+    return tensor.graph is not graph or context_of(tensor.op) is not None
 
 
 def check_first_order(ys: list[tf.Tensor], reads: dict[tf.Operation, str]) -> None:

@@ -282,6 +282,25 @@ def _complex_losses():
     return step, kernels, (_X,)
 
 
+def _penalty_in_a_branch():
+    """A gradient with respect to examples, every second step."""
+    kernel, steps = _weights(6, 1), tf.Variable(0)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ kernel) ** 2)
+            if steps % 2 == 0:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    total = tf.reduce_sum((x @ kernel) ** 2)
+                loss += tf.reduce_max(inner.gradient(total, x) ** 2)
+        _descend(tape, loss, [kernel], 0.001)
+        steps.assign_add(1)
+        return loss
+
+    return step, [kernel, steps], (_X,)
+
+
 def _gradients_in_branches():
     """Two updates, whose gradients are computed in a branch, and in a function."""
     kernels, network = _network(6, 3)
@@ -454,6 +473,7 @@ _STEPS = [
     _statistics,
     _checked_critic,
     _complex_losses,
+    _penalty_in_a_branch,
 ]
 
 
