@@ -1,4 +1,4 @@
-"""Shapes of lists of tensors, and of the variables of a loop, in a graph of copies.
+"""Shapes of lists of tensors in a graph of copies, also of those that a loop fills.
 
 A copy of a list has the shape of its items joined; while none is set, their number.
 """

@@ -317,9 +317,10 @@ class _Copies:
             is_opaque = any(other.ref() in self.opaque for other in inputs)
             for output, copy in zip(operation.outputs, copies, strict=True):
                 copy.set_shape(_of_micro_batch(output))
-                self._add(output, copy, is_opaque)
+                self.add(output, copy, is_opaque)
 
-    def _add(self, tensor: tf.Tensor, copy: tf.Tensor, is_opaque: bool) -> None:
+    def add(self, tensor: tf.Tensor, copy: tf.Tensor, is_opaque: bool) -> None:
+        """Takes down the copy of a tensor, and whether its shape cannot be inferred."""
         self._copies[tensor.ref()] = copy
         if is_opaque:
             self.opaque.add(copy.ref())
@@ -335,7 +336,7 @@ class _Copies:
         is_opaque = any(other.ref() in self.opaque for other in inputs)
         is_item = output.dtype != tf.variant
         has_none = is_item and (inputs[0].shape.rank or 0) < 2
-        self._add(output, copy, is_opaque or has_none)
+        self.add(output, copy, is_opaque or has_none)
 
     def _loop(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
         """Copies a loop, whose variables have the shapes that each round keeps."""
@@ -349,7 +350,7 @@ class _Copies:
                 body.inputs, shapes, are_opaque, strict=True
             ):
                 dtype = argument.dtype.base_dtype
-                inner._add(argument, tf.compat.v1.placeholder(dtype, shape), is_opaque)
+                inner.add(argument, tf.compat.v1.placeholder(dtype, shape), is_opaque)
             begins = list(copies.values())
             ends = [inner.of(output) for output in body.outputs]
             before = shapes, are_opaque
@@ -366,7 +367,7 @@ class _Copies:
         ):
             if output.dtype != tf.variant:
                 copy.set_shape(_of_micro_batch(output))
-            self._add(output, copy, is_opaque)
+            self.add(output, copy, is_opaque)
 
     def _call(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
         """Copies a function that an operation calls, or all of its branches."""
@@ -385,7 +386,7 @@ class _Copies:
             if output.dtype != tf.variant:
                 copy.set_shape(_of_micro_batch(output))
             is_opaque = any(copy.ref() in self.opaque for copy in copies)
-            self._add(output, copy, is_opaque)
+            self.add(output, copy, is_opaque)
 
 
 def _key(value):

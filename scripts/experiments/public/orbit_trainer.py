@@ -1,4 +1,4 @@
-"""tensorflow/models, Orbit: StandardTrainer and Controller, with an update in `step`."""
+"""tensorflow/models, Orbit: a StandardTrainer with an update in `step`, by Controller."""
 
 import keras_bench
 import orbit
