@@ -11,8 +11,6 @@ import logging
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
-from estimator_accum.graph.internals import config_of
-
 FLOAT32, BFLOAT16, FLOAT16 = PRECISIONS = ("float32", "bfloat16", "float16")
 
 _ON = rewriter_config_pb2.RewriterConfig.ON
@@ -107,9 +105,9 @@ def config_of_functions() -> tf.compat.v1.ConfigProto:
     return config
 
 
-def has_low_precision(session: tf.compat.v1.Session) -> bool:
-    """Returns whether the session's config is one of `mixed_precision_config`."""
-    options = config_of(session).graph_options.rewrite_options
+def has_low_precision(config: tf.compat.v1.ConfigProto) -> bool:
+    """Returns whether a config is one of `mixed_precision_config`."""
+    options = config.graph_options.rewrite_options
     return any(getattr(options, option) == _ON for option in _OPTIONS)
 
 

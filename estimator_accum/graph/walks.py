@@ -134,16 +134,19 @@ def needed_by(operation: tf.Operation) -> list[tf.Operation]:
     return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
 
 
+def users_of(source: tf.Tensor | tf.Operation) -> list[tf.Operation]:
+    """Returns the operations that compute from a tensor or operation, or wait for it."""
+    operation = getattr(source, "op", source)
+    tensors = source.outputs if operation is source else [source]
+    readers = [user for tensor in tensors for user in tensor.consumers()]
+    return [*readers, *control_outputs(operation)]
+
+
 def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
     """Returns the operations that compute from tensors or operations, or wait for them."""
-
-    def users(source: tf.Tensor | tf.Operation) -> list[tf.Operation]:
-        operation = getattr(source, "op", source)
-        tensors = source.outputs if operation is source else [source]
-        readers = [user for tensor in tensors for user in tensor.consumers()]
-        return [*readers, *control_outputs(operation)]
-
-    return set(walk([user for source in sources for user in users(source)], users))
+    return set(
+        walk([user for source in sources for user in users_of(source)], users_of)
+    )
 
 
 def data_descendants(

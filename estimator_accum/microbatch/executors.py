@@ -25,27 +25,24 @@ from estimator_accum.graph.internals import (
     computed_captures_of,
 )
 from estimator_accum.graph.walks import in_order, needed_by, walk
-from estimator_accum.precision import config_of_functions
+from estimator_accum.microbatch.staging import prefix_of_slots
+
+UNUSED = []  # slots of functions that are gone, for `destroy_unused_slots`
 
 
 class Feeding:
     """An executor that feeds tensors in every run.
 
     Args:
-        executor: The other executor.
+        run: The method `run` of another executor.
         feeds: Values by tensor or name.
-        run: Its method `run`, if it is not its own any more.
     """
 
-    def __init__(self, executor, feeds: dict, run: Callable | None = None):
-        self._executor, self._feeds = executor, feeds
-        self._run = run or executor.run
-
-    def __getattr__(self, name: str):
-        return getattr(self._executor, name)
+    def __init__(self, run: Callable, feeds: dict):
+        self._run, self._feeds = run, feeds
 
     def run(self, fetches, feed_dict: dict | None = None):
-        """Runs the other executor's own `run`."""
+        """Runs the other executor."""
         return self._run(fetches, self._feeds | (feed_dict or {}))
 
 
@@ -62,7 +59,6 @@ class Functions:
     def __init__(self, graph: tf.Graph):
         self._graph, self._functions = graph, {}
         self._places = {}  # of operations, in the order in which they were made
-        self._config = config_of_functions()  # as a session has one
 
     def run(self, fetches, feeds: dict | None = None):
         """Returns the values of fetches, None for an operation, in their structure.
@@ -136,6 +132,25 @@ class Functions:
             operations = self._graph.get_operations()
             self._places = {other: i for i, other in enumerate(operations)}
         return self._places[operation]
+
+
+def slots_of(graph: tf.Graph) -> list[dict]:
+    """Returns the resources of a function's slots."""
+    prefix, names = prefix_of_slots(graph), ("dtype", "shape", "shared_name")
+    handles = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
+    slots = [{name: op.get_attr(name) for name in names} for op in handles]
+    return [s for s in slots if s["shared_name"].decode().startswith(prefix)]
+
+
+def destroy_unused_slots() -> None:
+    """Frees the memory of slots whose functions are not needed any more.
+
+    Python may collect a function at any time, also where TensorFlow holds a lock.
+    """
+    with tf.init_scope(), tf.device("/cpu:0"):
+        while UNUSED:
+            handle = tf.raw_ops.VarHandleOp(**UNUSED.pop())
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 def _needed(items: Iterable[Any], fed: set[str], outside: set[str]) -> set:

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.core.registry import get_windows
-from estimator_accum.graph.internals import calls_end
+from estimator_accum.graph.internals import calls_end, config_of
 from estimator_accum.graph.variables import find_global_step
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.hooks._checkpoints import WindowlessRestore, get_or_add_saver
@@ -33,7 +33,7 @@ from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from estimator_accum.microbatch.executors import Feeding
 from estimator_accum.microbatch.histograms import sum_of_histograms
 from estimator_accum.microbatch.outside import Needs, Outside
-from estimator_accum.microbatch.replica import ReplicaBatch
+from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase
 from estimator_accum.microbatch.runner import BatchRunner, names_of
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -69,12 +69,15 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         self._runner = BatchRunner(replicas, count, self._summarize)
         self._replicas, self._count, self._find_rows = replicas, count, find_rows
         self._given = []  # tensors that it feeds besides
+        self._phases, self._earlier = [], []  # those before the last, and their runners
         self._is_traced = False  # whether a hook has traced a run
         self._named = set()  # tensors that a warning has named
 
     def begin(self) -> None:
-        self._runner.begin()
-        self._outside = Outside(self._replicas, self._given, self._find_rows)
+        for runner in (*self._earlier, self._runner):
+            runner.begin()
+        phases = self._phases
+        self._outside = Outside(self._replicas, self._given, self._find_rows, phases)
 
     def after_create_session(self, session, coord) -> None:
         del coord
@@ -84,7 +87,8 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     def take_over(self, session) -> None:
         """Prepares a new session, and replaces its method `run`, once."""
         if getattr(session.run, "func", None) != self._run:
-            self._runner.initialize(session)
+            for runner in (*self._earlier, self._runner):
+                runner.initialize(session, config_of(session))
             session.run = functools.partial(self._run, session, session.run)
 
     def before_run(self, run_context):
@@ -115,7 +119,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
         needs = self._outside.needs(fetches)
         self._batch += 1
         self._place = self._PLACE.format(self._batch)
-        executor = Feeding(session, feed_dict, run)
+        executor = Feeding(run, feed_dict)
         feeds = feed_dict | self._run_batch(executor, needs)
         results = run(fetches, feeds, options, run_metadata)
         self._runner.is_open = False
@@ -127,7 +131,7 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
             self._outside.refuse_other_run(fetches)
         self._outside.check_feeds(feed_dict)
         needs, kept = self._outside.needs_at_end(fetches)
-        session = Feeding(session, feed_dict, run)
+        session = Feeding(run, feed_dict)
         values = session.run(list(kept.values()))
         taken = dict(zip(names_of(kept), values, strict=True))
         rows = [[tensor for tensor, _ in rows] for rows in needs.rows]
@@ -139,8 +143,33 @@ class MicroBatchHook(tf.compat.v1.train.SessionRunHook):
     def _run_batch(self, session, needs: Needs) -> dict:
         """Runs the next batch's micro-batches; returns the feeds of its own run."""
         fetches = [[tensor for tensor, _ in rows] for rows in needs.rows]
-        feeds, fetched = self._runner.run(session, self._place, needs.taken, fetches)
+        before, executor, taken = self._run_earlier(session, needs.taken)
+        feeds, fetched = self._runner.run(executor, self._place, taken, fetches)
+        feeds = before | feeds
         return feeds | self._values(session, needs, feeds, fetched)
+
+    def _run_earlier(self, session, taken: list[tf.Tensor]) -> tuple:
+        """Runs all phases but the last.
+
+        Returns:
+            (feeds of the batch's own run; the session of the last phase's passes; the
+            tensors of the input pipeline that these are still to take).
+        """
+        values, inputs, executor = {}, {}, session
+        for i, runner in enumerate(self._earlier):
+            phase, after = self._phases[i : i + 2]
+            feeds, _ = runner.run(executor, self._place, taken, [[]])
+            values |= feeds
+            kept, _ = session.run((phase.kept, phase.changes), values)
+            runner.is_open = False
+            values |= dict(zip(names_of(phase.kept), kept, strict=True))
+            fed = names_of((*phase.kept, *after.earlier, *taken))
+            inputs |= {name: values[name] for name in fed}
+            (shapes,) = runner.shapes  # of the batch that is staged
+            names, taken = names_of(after.replicas[0].batch.stage[0]), []
+            shapes_by_name = dict(zip(names, shapes, strict=True))
+            executor = Feeding(session.run, inputs | shapes_by_name)
+        return values, executor, taken
 
     def _values(self, session, needs: Needs, feeds: dict, fetched: list) -> dict:
         """Returns the values of `needs.values` for the batch.
@@ -214,6 +243,8 @@ class TrainingHook(MicroBatchHook):
         summary_dir: Folder for the TensorBoard scalars `accumulation/micro_batches`
             and, for models with layers to recompute, `accumulation/recompute`; None
             writes none.
+        phases: The phases of a model_fn with an optimizer of its own. All but the last
+            run before the batch's own run.
     """
 
     _PLACE = "update {}"
@@ -225,8 +256,13 @@ class TrainingHook(MicroBatchHook):
         find_rows: Callable,
         saver: tf.compat.v1.train.Saver | None,
         summary_dir: str | None,
+        phases: list[StepPhase],
     ):
         super().__init__(replicas, count, find_rows)
+        self._phases = phases
+        self._earlier = [
+            BatchRunner(phase.replicas, count, self._summarize) for phase in phases[:-1]
+        ]
         self._saver = saver
         self._summary_dir = summary_dir
 

@@ -43,7 +43,7 @@ from estimator_accum.microbatch.own_optimizer.batch_loss import (
 )
 from estimator_accum.microbatch.own_optimizer.head import find_rows
 from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_rows
-from estimator_accum.microbatch.own_optimizer.once_per_batch import build_unedited
+from estimator_accum.microbatch.own_optimizer.unedited import build_unedited
 from estimator_accum.microbatch.repeatable import check_not_written
 from estimator_accum.microbatch.replica import ReplicaBatch, complete
 from estimator_accum.microbatch.static_rows import (
@@ -198,22 +198,30 @@ def _trained(
     config,
 ):
     """Returns a spec whose train op is only the update."""
-    spec, parts = build_unedited(batch, build)
-    if parts is not None:
-        _check_only_worker(config)
-    if parts is None:  # else the analysis of rows knows what belongs to examples
+    spec, phases = build_unedited(batch, build)
+    if phases is None:  # else the analysis of rows knows what belongs to examples
         check_no_sizes(sizes, whole)
-        parts = {"constants": constant_features(whole)}
+        constants = constant_features(whole)
         spec = _split_declared(batch, spec)
-    check_sources(batch)
-    _check_micro_ops(batch.works.micro_ops)
-    _check_writes(batch.works.micro_ops)
+        batches = [batch]
+    else:
+        _check_only_worker(config)
+        batches = [phase.replicas[0].batch for phase in phases]
+    for of_phase in batches:
+        check_sources(of_phase)
+        _check_micro_ops(of_phase.works.micro_ops)
+        _check_writes(of_phase.works.micro_ops)
+    if phases is None:
+        replica = complete(batch, constants=constants)
+    else:
+        replica = phases[-1].replicas[0]
     hook = TrainingHook(
-        _replicas(complete(batch, **parts)),
+        _replicas(replica),
         count,
         find_rows,
         spec.scaffold.saver if spec.scaffold else None,
         config.model_dir if config is not None and config.is_chief else None,
+        phases or [],
     )
     return spec._replace(
         training_hooks=[hook, *spec.training_hooks],

@@ -11,7 +11,7 @@ tells which of these a run needs, whoever has made the operations.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import tensorflow as tf
@@ -29,7 +29,7 @@ from estimator_accum.graph.writers import may_be_variable, variable_of, writes
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch.repeatable import changes_something
-from estimator_accum.microbatch.replica import ReplicaBatch
+from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase
 from estimator_accum.microbatch.writes import written_by
 
 
@@ -81,6 +81,7 @@ class Outside:
         find_rows: Function of a replica's batch, tensors of its micro-batch, and tensors
             that belong to no example. Returns rows from which the former are computed
             for the whole batch, and the axis of each, as in `Needs.rows`.
+        phases: The phases of a model_fn, of which `replicas` are the last.
     """
 
     def __init__(
@@ -88,24 +89,32 @@ class Outside:
         replicas: list[ReplicaBatch],
         feeds: Iterable[tf.Tensor],
         find_rows: Callable,
+        phases: Sequence[StepPhase] = (),
     ):
         self._graph = tf.compat.v1.get_default_graph()
-        self._replicas, self._find_rows = replicas, find_rows
-        fed = [*feeds]
-        for replica in replicas:
+        self._replicas, self._find_rows, self._phases = replicas, find_rows, phases
+        earlier = phases[:-1]
+        everything = [*(r for phase in earlier for r in phase.replicas), *replicas]
+        fed = [*feeds, *(tensor for phase in earlier for tensor in phase.kept)]
+        for replica in everything:
             fed += [*(t for t, _ in replica.reported), *replica.total.done]
         self._given = {tensor.ref() for tensor in fed}
         self._library = library_of_functions()
-        self._handles = {op for r in replicas for op in r.batch.works.handles}
-        stages = [op for replica in replicas for op in replica.batch.stage[1]]
-        self._staged = {operation.inputs[0].op for operation in stages}
-        staging, self._pipeline = pipeline_of(stages)
-        totals = [replica.total for replica in replicas]
+        self._handles = {op for r in everything for op in r.batch.works.handles}
+        self._stages = [op for r in everything for op in r.batch.stage[1]]
+        self._staged = {operation.inputs[0].op for operation in self._stages}
+        staging, self._pipeline = pipeline_of(self._stages)
+        totals = [replica.total for replica in everything]
         self._passes = ancestors(op for t in totals for op in (*t.micro_ops, *t.once))
+        self._changes_before = [op for phase in earlier for op in phase.changes]
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
+        if earlier:
+            self._check_not_of_pipeline(ancestors(self._changes_before))
+            inside = ancestors(op for phase in phases for op in phase.changes)
+            self._wait_for_none_of({*self._changes_before}, inside)
 
     def needs(self, fetches) -> Needs:
         """Returns the batch's tensors that the fetches of its own run need.
@@ -165,6 +174,8 @@ class Outside:
             for replica in self._replicas
             for write in replica.batch.stage[1]
         }
+        if self._changes_before:
+            self.refuse_other_run(fetches)
         is_kept = all(tensor.ref() in slots for tensor in needs.taken)
         if not is_kept or not self._changes_local_variables_alone(users):
             self.refuse_other_run(fetches)
@@ -203,7 +214,10 @@ class Outside:
     def _of_batch(self) -> set[tf.Operation]:
         """Returns the operations that compute from a micro-batch, or take it."""
         slices = self._slices()
-        return data_descendants(slices) | {tensor.op for tensor in slices}
+        earlier = [r for phase in self._phases[:-1] for r in phase.replicas]
+        reported = {tensor.op for r in earlier for tensor, _ in r.reported}
+        users = data_descendants(slices, lambda operation: operation not in reported)
+        return users | {tensor.op for tensor in slices}
 
     def _check_initializers(self) -> None:
         variables = [*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables()]
@@ -225,18 +239,58 @@ class Outside:
             if not self._is_own(operation)
             and (operation in of_batch or self._changes(operation))
         }
+        self._wait_for_none_of(done, inside)
+
+    def _wait_for_none_of(self, done: set, inside: Iterable[tf.Operation]) -> None:
+        """Lets operations outside not wait for others."""
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
 
+    def _check_not_of_pipeline(self, needed: dict) -> None:
+        """Raises ValueError if an update before the last one reads another batch."""
+        for operation in needed.keys() & self._pipeline:
+            raise ValueError(
+                "An update before the last one must be computed from the features and "
+                "labels of its model_fn: every read of the input pipeline takes a batch. "
+                f"Received: {path_to(needed, operation)}. Pass it as a feature."
+            )
+
+    def _read_before(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the reads of variables that earlier phases change, for some tensors.
+
+        Raises:
+            ValueError: If rows of examples are computed from such a variable.
+        """
+        is_as_before, of_batch = self._phases[-1].is_as_before, self._of_batch()
+        number, reads = len(self._phases) - 1, []
+
+        def is_needed(operation: tf.Operation) -> bool:
+            return not any(tensor.ref() in self._given for tensor in operation.outputs)
+
+        needed = ancestors((tensor.op for tensor in tensors), is_needed)
+        for operation in needed:
+            if is_as_before(operation, number):
+                continue
+            if operation in of_batch or not all(map(can_be_fed, operation.outputs)):
+                raise ValueError(
+                    "Hooks and summaries of a model_fn whose optimizers change variables "
+                    "in order must fetch losses, scalars between them and the results of "
+                    "examples, or values that come after all updates but the last. "
+                    f"Received: {path_to(needed, operation)}. Leave it out, or take all "
+                    "gradients before the first update."
+                )
+            reads += operation.outputs
+        return reads
+
     def _find(self, items: list) -> Needs:
         """Returns the batch's tensors that `items` need."""
         is_fed = self._is_known
         users, _ = self._walk(items, is_fed)
         of_batch, late = self._of_batch(), self._late(users)
-        written = set(written_by(late)) - self._handles
+        written = set(written_by([*late, *self._changes_before])) - self._handles
 
         def is_value(tensor: tf.Tensor) -> bool:
             operation = tensor.op
@@ -264,6 +318,8 @@ class Outside:
             slots = self._handles | self._staged
             is_of_batch = ends or not slots.isdisjoint(of_run)
             (values if is_of_batch else taken).append(tensor)
+        if self._changes_before:
+            taken += self._read_before(values)
         return Needs(taken, values, self._rows(values, taken), fed)
 
     def _rows(

@@ -1,6 +1,6 @@
-"""One replica's part of the graph, complete."""
+"""Parts of the graph of a batch, complete."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,6 +39,27 @@ class ReplicaBatch(NamedTuple):
     refusals: Mapping[tf.Operation, str]
     constants: Sequence[str]
     spot_check: Any
+
+
+class StepPhase(NamedTuple):
+    """A phase of a step or model_fn, complete.
+
+    Attributes:
+        replicas: What a runner runs.
+        results: Results of the step that this phase computes, by their numbers.
+        changes: Operations that run once, after the passes.
+        kept: Values that this phase computes, and that later ones need.
+        earlier: Reported tensors of earlier phases, with whose values its runs are fed.
+        is_as_before: Whether a phase, given by its number, may run an operation of an
+            earlier one; None if there is none.
+    """
+
+    replicas: list[ReplicaBatch]
+    results: dict[int, tf.Tensor]
+    changes: list[tf.Operation]
+    kept: list[tf.Tensor]
+    earlier: list[tf.Tensor]
+    is_as_before: Callable | None
 
 
 def complete(

@@ -24,6 +24,7 @@ from estimator_accum.microbatch.gather import Exchange
 from estimator_accum.microbatch.replica import ReplicaBatch
 from estimator_accum.microbatch.staging import check_rows, describe_example, rows_of
 from estimator_accum.microbatch.work import Turn, Work
+from estimator_accum.precision import has_low_precision
 
 _logger = logging.getLogger("tensorflow.estimator_accum")
 _LATE = (
@@ -59,6 +60,7 @@ class BatchRunner:
 
     Attributes:
         rows: Examples of the last batch, for each replica.
+        shapes: Shapes of its features and labels, for each replica.
         numbers: How many numbers the features and labels of the last batch have.
         is_open: Whether a batch has begun whose own run has not succeeded.
     """
@@ -77,6 +79,7 @@ class BatchRunner:
         self._exchanges = []  # those that this batch has begun
         self._capacity = None  # of an exchange
         self.rows, self.numbers, self.is_open = [], 0, False
+        self.shapes = []
 
     def begin(self) -> None:
         """Gathers all passes of the batch, before the session is made."""
@@ -101,8 +104,14 @@ class BatchRunner:
                 self.is_open = False
             raise
 
-    def initialize(self, session: tf.compat.v1.Session) -> None:
-        """Initializes, in a new session, the variables that are in no collection."""
+    def initialize(self, session, config: tf.compat.v1.ConfigProto) -> None:
+        """Initializes, in a new session, the variables that are in no collection.
+
+        Args:
+            session: The session itself, without hooks.
+            config: Its config.
+        """
+        self._is_low = has_low_precision(config)
         session.run([replica.total.initialize for replica in self._replicas])
         self.is_open = False
 
@@ -132,7 +141,8 @@ class BatchRunner:
             tf.errors.OutOfRangeError: At the end of the data.
         """
         taken = list(taken)
-        shapes, values = self._stage(session, taken)
+        self.shapes, values = self._stage(session, taken)
+        shapes = self.shapes
         names = [replica.batch.names for replica in self._replicas]
         self.rows = rows = list(map(rows_of, names, shapes))
         if not any(rows):
@@ -312,7 +322,7 @@ class BatchRunner:
             switch = replica.batch.should_recompute
             feeds = {} if switch is None else {switch.name: self._count.recompute}
             try:
-                check.run(session, cut.rows, cut.size, looks, feeds)
+                check.run(session, cut.rows, cut.size, looks, feeds, self._is_low)
             except ValueError as error:
                 if looks:
                     raise ValueError(f"{error} {_LATE.format(place)}") from error

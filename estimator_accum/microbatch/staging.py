@@ -19,7 +19,6 @@ import tensorflow as tf
 from estimator_accum.graph.outermost import value_of_graph
 
 _PREFIX = "_estimator_accum_prefix_of_slots"  # attribute of a graph
-UNUSED = []  # slots of functions that are gone, for `destroy_unused_slots`
 
 
 class Slot:
@@ -40,7 +39,7 @@ class Slot:
         graph = tf.compat.v1.get_default_graph()
         shared_name = graph.unique_name(f"slot/{name}")
         if graph.building_function:  # resources of all functions are in one place
-            shared_name = f"{_prefix_of(graph)}/{shared_name}"
+            shared_name = f"{prefix_of_slots(graph)}/{shared_name}"
         with tf.device(task):
             self.handle = tf.raw_ops.VarHandleOp(
                 dtype=dtype, shape=shape, shared_name=shared_name
@@ -60,26 +59,8 @@ class Slot:
         return value
 
 
-def slots_of(graph: tf.Graph) -> list[dict]:
-    """Returns the resources of a function's slots."""
-    prefix, names = _prefix_of(graph), ("dtype", "shape", "shared_name")
-    handles = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
-    slots = [{name: op.get_attr(name) for name in names} for op in handles]
-    return [s for s in slots if s["shared_name"].decode().startswith(prefix)]
-
-
-def destroy_unused_slots() -> None:
-    """Frees the memory of slots whose functions are not needed any more.
-
-    Python may collect a function at any time, also where TensorFlow holds a lock.
-    """
-    with tf.init_scope(), tf.device("/cpu:0"):
-        while UNUSED:
-            handle = tf.raw_ops.VarHandleOp(**UNUSED.pop())
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-
-
-def _prefix_of(graph: tf.Graph) -> str:
+def prefix_of_slots(graph: tf.Graph) -> str:
+    """Returns the beginning of the names of a function's slots."""
     return value_of_graph(graph, _PREFIX, uuid.uuid4().hex)
 
 
@@ -273,13 +254,18 @@ def without_static_rows(value):
     """Returns the structure for `tf.nest` to pack: `value` for any number of rows."""
     if not isinstance(value, tf.RaggedTensor):
         return value
-    return _ragged_spec(value, [None, *value.shape[1:]])
+    return with_shape(tf.type_spec_from_value(value), [None, *value.shape[1:]])
 
 
-def _ragged_spec(value: tf.RaggedTensor, sizes: list) -> tf.RaggedTensorSpec:
-    """Returns the type of a ragged tensor with other static sizes."""
-    splits = value.row_splits.dtype
-    return tf.RaggedTensorSpec(sizes, value.dtype, value.ragged_rank, splits)
+def with_shape(spec: tf.TypeSpec, shape) -> tf.TypeSpec:
+    """Returns the type of a tensor with another static shape."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        more = spec.ragged_rank, spec.row_splits_dtype
+        return tf.RaggedTensorSpec(shape, spec.dtype, *more)
+    kind = (
+        tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec
+    )
+    return kind(shape, spec.dtype)
 
 
 def _shape_of(value) -> tf.Tensor:
@@ -302,7 +288,8 @@ def _slice(value, begin: tf.Tensor, size: tf.Tensor):
     if isinstance(value, tf.RaggedTensor):
         # TensorFlow slices one of equal rows with an assertion that only the whole passes.
         parts = tf.nest.flatten(value, expand_composites=True)
-        spec = _ragged_spec(value, [None] * value.shape.rank)
+        spec = tf.type_spec_from_value(value)
+        spec = with_shape(spec, [None] * value.shape.rank)
         sliced = tf.nest.pack_sequence_as(spec, parts, True)[begin : begin + size]
         parts = tf.nest.flatten(sliced, expand_composites=True)
         return tf.nest.pack_sequence_as(without_static_rows(value), parts, True)

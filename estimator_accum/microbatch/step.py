@@ -35,19 +35,21 @@ from estimator_accum.graph.replicas import distributed
 from estimator_accum.graph.variables import is_of_library
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.count import MicroBatchCount
-from estimator_accum.microbatch.executors import Feeding, Functions
-from estimator_accum.microbatch.made_rows import taking_rows
-from estimator_accum.microbatch.own_optimizer.steps import StepPhase, build_step
-from estimator_accum.microbatch.replica import ReplicaBatch
-from estimator_accum.microbatch.runner import BatchRunner, names_of
-from estimator_accum.microbatch.staging import (
+from estimator_accum.microbatch.executors import (
     UNUSED,
+    Feeding,
+    Functions,
     destroy_unused_slots,
-    named_leaves,
     slots_of,
 )
+from estimator_accum.microbatch.made_rows import taking_rows
+from estimator_accum.microbatch.own_optimizer.steps import build_step
+from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase
+from estimator_accum.microbatch.runner import BatchRunner, names_of
+from estimator_accum.microbatch.staging import named_leaves, with_shape
 from estimator_accum.microbatch.static_sizes import StaticSizeError, sizes_of_graph
 from estimator_accum.microbatch.work import Turn
+from estimator_accum.precision import config_of_functions
 from estimator_accum.reports._display import write_line
 from estimator_accum.seed import number_batches
 
@@ -310,7 +312,7 @@ class _Batch(NamedTuple):
     def key_of_ranks(self) -> tuple:
         """Returns the signature, for any sizes."""
         specs = tf.nest.flatten(self.specs)
-        specs = [_with_shape(s, _any_shape(s.shape)) for s in specs]
+        specs = [with_shape(s, _any_shape(s.shape)) for s in specs]
         return (*self.others, *specs)
 
     def call(self, step: Callable, values: list[dict]):
@@ -456,27 +458,17 @@ def _parts_of(leaf) -> tuple:
 
 def _any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
     """Returns the type of a tensor, for any number of examples."""
-    return _with_shape(spec, [None, *spec.shape[1:]]) if spec.shape.rank else spec
+    return with_shape(spec, [None, *spec.shape[1:]]) if spec.shape.rank else spec
 
 
 def _common_type(spec: tf.TypeSpec, other: tf.TypeSpec) -> tf.TypeSpec:
     """Returns the type of a tensor, with None for each size that two types differ in."""
-    return _with_shape(spec, spec.shape.most_specific_compatible_shape(other.shape))
+    return with_shape(spec, spec.shape.most_specific_compatible_shape(other.shape))
 
 
 def _any_shape(shape: tf.TensorShape) -> tf.TensorShape:
     """Returns a shape of the same rank."""
     return shape if shape.rank is None else tf.TensorShape([None] * shape.rank)
-
-
-def _with_shape(spec: tf.TypeSpec, shape) -> tf.TypeSpec:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        more = spec.ragged_rank, spec.row_splits_dtype
-        return tf.RaggedTensorSpec(shape, spec.dtype, *more)
-    kind = (
-        tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec
-    )
-    return kind(shape, spec.dtype)
 
 
 def _key_of(name: str, leaf):
@@ -545,7 +537,7 @@ class _Trace:
         ]
         for runner in self._runners:
             runner.begin()
-            runner.initialize(self._functions)
+            runner.initialize(self._functions, config_of_functions())
 
     def _build(self, step: Callable, batch_norm: str) -> None:
         """Traces the step, in the default graph."""
@@ -614,7 +606,8 @@ class _Trace:
         inputs = dict(zip(self._inputs, flat, strict=True)) | {self._number: number}
         place, results, reported = f"step {number}", {}, {}
         for phase, runner in zip(self._phases, self._runners, strict=True):
-            executor = Feeding(self._functions, inputs)
+            earlier = {t.name: reported[t.name] for t in phase.earlier}
+            executor = Feeding(self._functions.run, inputs | earlier)
             with runner.undoing(executor):
                 feeds, _ = runner.run(executor, place, [], [[] for _ in phase.replicas])
                 fetches = phase.results, phase.kept, phase.changes

@@ -29,7 +29,11 @@ class Values(NamedTuple):
 
 
 def whole_batch_values(
-    batch: WholeBatch, plan: BatchPlan, losses: list[tf.Tensor], early: Copies
+    batch: WholeBatch,
+    plan: BatchPlan,
+    losses: list[tf.Tensor],
+    early: Copies,
+    earlier: list[tf.Tensor] = (),
 ) -> Values:
     """Returns the values that the train op is fed with, and that summaries may show.
 
@@ -38,12 +42,14 @@ def whole_batch_values(
         plan: The part that runs once per batch.
         losses: Losses of a micro-batch.
         early: Copies that run after the first pass, for gradients.
+        earlier: Tensors that are fed with values of the whole batch.
     """
     draws = draws_of_passes(batch, *plan.fed, *losses)
     view = View(batch, [*plan.fed, *losses, *(draw.outputs[0] for draw in draws)])
     # If the first pass runs the network anyway, the values are computed after it.
     is_twice = bool(early.collected) or early.draws
     copies = early if is_twice else Copies(batch, is_early=False)
+    copies.take(earlier)
     copies.take_losses(view, losses)
     shown = _scalars(copies.border(view, losses), losses, view)
     tensors = list({t.ref(): t for t in [*plan.fed, *shown]}.values())

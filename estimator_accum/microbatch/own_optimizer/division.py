@@ -4,7 +4,7 @@ forward pass    every micro-batch; changes of anything are moved out of it
 train op        once; it is fed with the values of micro-batches that it needs
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -34,6 +34,8 @@ class ModelGraph(NamedTuple):
         reads: Operations that read the sums.
         handles: Operations whose outputs are handles of the batch's own variables.
         library: Definitions of functions by name.
+        computes: Condition on operations: whether they are computed, and not handed on
+            by an earlier phase.
     """
 
     works: list[Works]
@@ -41,6 +43,7 @@ class ModelGraph(NamedTuple):
     reads: list[tf.Operation]
     handles: set[tf.Operation]
     library: dict
+    computes: Callable[[tf.Operation], bool] = lambda operation: True
 
     @property
     def total(self) -> Work:
@@ -96,7 +99,7 @@ def divide(
     Raises:
         ValueError: If the forward pass reads a value that changes within a batch.
     """
-    forward = ancestors(graph.total.micro_ops)
+    forward = ancestors(graph.total.micro_ops, graph.computes)
     moved = _move_out_of_forward(graph, forward, losses)
     roots = [*roots, *moved]
     late = {*late, *_changes_and_what_waits(graph, roots, moved, forward)}
@@ -108,7 +111,7 @@ def _move_out_of_forward(
     graph: ModelGraph, forward: dict, losses: list[tf.Tensor]
 ) -> list[tf.Operation]:
     """Moves operations that change something from the forward pass behind it."""
-    forward = forward | ancestors([tensor.op for tensor in losses])
+    forward = forward | ancestors([t.op for t in losses], graph.computes)
     changes = {operation for operation in forward if graph.changes(operation)}
     if not changes:
         return []

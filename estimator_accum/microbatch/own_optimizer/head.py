@@ -269,6 +269,11 @@ class Copies:
         self._found |= self._losses
         return losses
 
+    def take(self, tensors: list[tf.Tensor]) -> None:
+        """Has tensors read as they are, which are fed with values of the whole batch."""
+        self._losses |= {tensor.ref(): tensor for tensor in tensors}
+        self._found |= self._losses
+
     def take_moments(self, view: View, targets: list[tf.Tensor]) -> None:
         """Has moments of the whole batch computed from those of its micro-batches.
 

@@ -1,4 +1,4 @@
-"""Builds the train op of a model_fn that has an optimizer of its own.
+"""One phase of a model_fn with an optimizer of its own, or of a step.
 
     micro-batches    forward and backward; sums of gradients, rows that are reported
     once             the train op, and whatever else the model_fn writes
@@ -23,57 +23,14 @@ from estimator_accum.microbatch.own_optimizer.batch_values import (
     draws_of_passes,
     whole_batch_values,
 )
-from estimator_accum.microbatch.own_optimizer.division import (
-    BatchPlan,
-    ModelGraph,
-    divide,
-)
+from estimator_accum.microbatch.own_optimizer.division import BatchPlan, ModelGraph
 from estimator_accum.microbatch.own_optimizer.head import View, of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
-from estimator_accum.microbatch.own_optimizer.order import order
-from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.sparse_gradients import add_slices
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
 from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
 from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.guards import LastEntry
-
-
-def build_unedited(batch: WholeBatch, build: Callable):
-    """Returns the EstimatorSpec of a model_fn, and arguments of `complete`.
-
-    If it trains by this library, the latter are None. If it has a train op of its own,
-    that needs no micro-batch any more.
-
-    Args:
-        batch: The batch; the operations of its micro-batches are added to it.
-        build: Calls the model_fn on a micro-batch.
-
-    Raises:
-        ValueError: If no gradient with respect to a variable is computed, or what the
-            model_fn does with a micro-batch cannot be done with several.
-    """
-    interception = Interception(batch)
-    with batch.as_current(), intercepting(interception.gradients):
-        spec = build()
-    if batch.has_train_op and not interception.is_used:
-        with batch.as_current():
-            make_repeatable(batch.works.total.twice)
-        return spec, None
-    train_op = getattr(spec.train_op, "op", spec.train_op)
-    _check_trains(batch, interception, train_op)
-    losses = [spec.loss, *(loss for call in interception.calls for loss in call.losses)]
-    losses += tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
-    with batch.as_current():
-        model = complete_model(batch, interception)
-        plan = divide(model.graph, [train_op, *model.waits], losses)
-        values = model.values(plan, losses)
-        parts = model.parts(values, losses)
-        fed = [*(tensor for tensor, _ in values.pairs), *batch.works.total.done]
-        order(plan._replace(fed=fed))
-    with tf.control_dependencies(None):
-        train_op = tf.group(train_op, *plan.moved, *model.clear, name="train_batch")
-    return spec._replace(train_op=train_op), parts
 
 
 def complete_model(batch: WholeBatch, interception: Interception) -> "Model":
@@ -110,11 +67,25 @@ class Model:
         self.graph = ModelGraph([batch.works], of, reads, handles, library)
         self.waits = [operation for call in self._calls for operation in call.waits]
 
-    def values(self, plan: BatchPlan, losses: list[tf.Tensor]) -> Values:
-        """Returns the values with which the part that runs once is fed."""
+    def values(
+        self,
+        plan: BatchPlan,
+        losses: list[tf.Tensor],
+        earlier: list[tf.Tensor] = (),
+        computes: Callable[[tf.Operation], bool] = lambda operation: True,
+    ) -> Values:
+        """Returns the values with which the part that runs once is fed.
+
+        Args:
+            plan: That part.
+            losses: Losses, whose values are shown.
+            earlier: Tensors that are fed with values of the whole batch.
+            computes: As in `ModelGraph`.
+        """
         losses = self._of_batch(losses)
-        values = whole_batch_values(self._batch, plan, losses, self._early)
-        _check_passes(self._batch, self.graph, [value for _, value in values.pairs])
+        values = whole_batch_values(self._batch, plan, losses, self._early, earlier)
+        graph = self.graph._replace(computes=computes)
+        _check_passes(self._batch, graph, [value for _, value in values.pairs])
         return values
 
     def share_draws(self, values: Values) -> None:
@@ -147,35 +118,13 @@ class Model:
         return [tensor for tensor in losses if tensor.op in self.graph.of_batch]
 
 
-def _check_trains(batch: WholeBatch, interception: Interception, train_op) -> None:
-    if batch.has_train_op:
-        raise ValueError(
-            "A model_fn must train by this library or by optimizers of its own, not by "
-            f"both. Received: {train_op.name}. Wrap all optimizers in "
-            "AccumulatingOptimizer, or none."
-        )
-    if not interception.is_used:
-        raise ValueError(
-            "A model_fn must train by gradients with respect to variables. Received: "
-            f"{getattr(train_op, 'name', None)} as the train op, and no call of "
-            "tf.gradients or an optimizer. Train without micro-batches."
-        )
-    reads = interception.reads
-    if reads and not reads.keys() & ancestors([train_op]):
-        raise ValueError(
-            "The train op must use the gradients: nothing else has a micro-batch, such "
-            f"as operations that a hook runs. Received: {train_op.name}, which needs "
-            "none of them. Put all updates into the train op, or train without "
-            "micro-batches."
-        )
-
-
 def _check_passes(
     batch: WholeBatch, graph: ModelGraph, values: list[tf.Tensor]
 ) -> None:
     """Raises ValueError if something changes before the train op runs."""
     works = batch.works
-    needed = ancestors([*works.total.micro_ops, *(value.op for value in values)])
+    ends = [*works.total.micro_ops, *(value.op for value in values)]
+    needed = ancestors(ends, graph.computes)
     graph = graph._replace(handles=works.handles)  # those of the copies, too
     for operation in needed:
         if graph.changes(operation):

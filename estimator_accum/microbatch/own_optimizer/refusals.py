@@ -26,7 +26,7 @@ def is_inside(graph: tf.Graph, tensor: tf.Tensor) -> bool:
 
 def check_first_order(ys: list[tf.Tensor], reads: dict[tf.Operation, str]) -> None:
     """Raises ValueError if tensors to derive need sums, as in `Sums.reads`."""
-    needed = data_ancestors([y.op for y in ys])
+    needed = data_ancestors([y.op for y in ys]) if reads else {}
     read = next(filter(needed.__contains__, reads), None)
     if read is not None:
         raise ValueError(
@@ -59,6 +59,20 @@ def check_shapes(batch: WholeBatch) -> None:
                 f"Received: {part.sliced.name} of shape {shape}. Call "
                 "`Tensor.set_shape` with None as the number of examples."
             )
+
+
+def check_one_replica(loss: tf.Tensor) -> None:
+    """Raises ValueError if a loss reads a variable that an optimizer has changed.
+
+    One replica alone may run such a model_fn.
+    """
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise ValueError(
+            "On several replicas a loss must not read a variable that an optimizer of the "
+            f"same train op has changed. Received: {loss.name}. Take all gradients before "
+            "the first update (tf.gradients, then apply_gradients), or train by "
+            "microbatch_step, or on one replica."
+        )
 
 
 def check_replicas(number: int) -> None:

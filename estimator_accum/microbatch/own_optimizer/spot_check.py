@@ -57,7 +57,6 @@ from estimator_accum.microbatch.own_optimizer.without_draws import (
     drawing_inside,
     without_draws,
 )
-from estimator_accum.precision import has_low_precision
 from estimator_accum.rows.rules.blocks import blocks_of
 
 _BATCHES = (1, 2, 10, 100, 1000)  # those that are looked at
@@ -170,11 +169,11 @@ class SpotCheck:
             self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
             self._arriving = [(copy(g), axis) for _, g, axis in arriving]
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
-            self._examples, self._takes_noise = {}, set()
+            self._examples, self._takes_noise = {}, []
             for whole, example, is_dense in _examples(batch, self._indices):
                 self._examples[copy(whole).name] = example
                 if is_dense and whole.dtype.is_floating:
-                    self._takes_noise.add(copy(whole).name)
+                    self._takes_noise.append(copy(whole).name)
         self._tolerance = _rounding_in(needed)
         self._has_own_gradients = bool(operations_with_own_gradients(needed))
 
@@ -188,7 +187,7 @@ class SpotCheck:
         return any(last < number <= batch for number in _BATCHES)
 
     def run(
-        self, session: tf.compat.v1.Session, rows: int, size: int, last: int, feeds
+        self, session, rows: int, size: int, last: int, feeds: dict, is_low: bool
     ) -> None:
         """Looks at examples of the batch that is staged.
 
@@ -198,11 +197,12 @@ class SpotCheck:
             size: Number of examples in a micro-batch.
             last: Number of the batch that was looked at last; 0 for none.
             feeds: Further feeds of a micro-batch.
+            is_low: Whether the session multiplies in low precision.
 
         Raises:
             ValueError: If the micro-batches are not parts of the batch.
         """
-        if has_low_precision(session):
+        if is_low:
             self._tolerance = max(self._tolerance, rounding_of(tf.bfloat16))
         most = min(_EXAMPLES, rows)
         # Beside the numbers that were drawn, half a micro-batch takes no more memory.
@@ -262,11 +262,12 @@ class SpotCheck:
         look = _Look(session, feeds, number, is_noisy=False, scale=_SCALES[0])
         are_others = _are_others(look.is_of_b)
         indices = np.where(are_others, others, taken).reshape(-1)
-        examples = _numbers(session.run(self._examples, {self._indices.name: indices}))
+        examples = session.run(self._examples, {self._indices.name: indices})
+        dense = _numbers({name: examples[name] for name in self._takes_noise})
         noisy = {
             name: value + _noise(value, are_others, random)
-            for name, value in examples.items()
-            if name in self._takes_noise and value.size
+            for name, value in dense.items()
+            if value.size
         }
         looks = [look._replace(feeds=feeds | examples)]
         if noisy:
@@ -383,8 +384,8 @@ class SpotCheck:
             feeds[name] = part
         drawn = [tensor for tensor, _ in draws]
         fetches = [self._rows, self._gradients, drawn, self._guards]
-        *results, _ = look.session.run(fetches, feeds)
-        rows, gradients, numbers = _numbers(results)
+        rows, gradients, numbers, _ = look.session.run(fetches, feeds)
+        rows, gradients = _numbers((rows, gradients))
         for (tensor, axis), value in zip(draws, numbers, strict=True):
             if blocks := self._blocks.get(tensor.name):  # of all examples
                 value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1

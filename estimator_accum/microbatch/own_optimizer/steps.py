@@ -7,8 +7,7 @@ See phases.py for the order of events, and once_per_batch.py for one phase.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
@@ -27,18 +26,16 @@ from estimator_accum.microbatch.own_optimizer.once_per_batch import (
     Model,
     complete_model,
 )
+from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
-from estimator_accum.microbatch.own_optimizer.phases import (
-    Part,
-    Phases,
-    Times,
-)
+from estimator_accum.microbatch.own_optimizer.phases import Part, Phases
+from estimator_accum.microbatch.own_optimizer.times import Times
 from estimator_accum.microbatch.repeatable import (
     draw_by_number,
     is_repeatable,
     make_repeatable,
 )
-from estimator_accum.microbatch.replica import ReplicaBatch, complete
+from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase, complete
 
 _OF_OLD_ROWS = (
     "A variable that examples look up must not change before the last gradient that needs "
@@ -51,22 +48,6 @@ _OF_NEW_ROWS = (
     "set, or make two steps of it; for random numbers in functions, branches and loops "
     "there is micro_batch_seed."
 )
-
-
-class StepPhase(NamedTuple):
-    """A phase of a step, complete.
-
-    Attributes:
-        replicas: What a runner runs.
-        results: Results of the step that this phase computes, by their numbers.
-        changes: Operations that run once, after the passes.
-        kept: Values that this phase computes, and that later ones need.
-    """
-
-    replicas: list[ReplicaBatch]
-    results: dict[int, tf.Tensor]
-    changes: list[tf.Operation]
-    kept: list[tf.Tensor]
 
 
 def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
@@ -85,10 +66,42 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
     phases = Phases(batches)
     with batches[0].as_current(), intercepting(phases.gradients, graph):
         results = [tf.identity(result) for result in build()]
+    return complete_phases(phases, results)
+
+
+def complete_phases(
+    phases: Phases,
+    results: list[tf.Tensor],
+    ends: Iterable[tf.Operation] = (),
+    losses: Iterable[tf.Tensor] = (),
+) -> list[StepPhase]:
+    """Returns the phases of a step or model_fn, to which nothing is added any more.
+
+    Args:
+        phases: The phases, with all gradients.
+        results: Results of a step.
+        ends: In the graph of a model_fn, its train op and others that run with it.
+        losses: Further losses, whose values are shown.
+    """
     models = _for_each(phases, lambda i, part: complete_model(*part))
-    times = phases.times()
+    works = [part.batch.works.total for parts in phases.all for part in parts]
+    passes = [op for work in works for op in (*work.micro_ops, *work.once)]
+    times = phases.times([*ends, *passes, *(loss.op for loss in losses)])
     phases.check(times)
-    plans = _divide(times, phases, models, [result.op for result in results])
+    twice = [tensor for work in works for tensor in work.twice]
+    if times.of_tensors(twice):
+        raise ValueError(
+            "whole_batch_loss must be computed from variables that the batch has not "
+            f"changed. Received: {twice[0].name}, computed after an update. Take its "
+            "gradient before the first update."
+        )
+
+    def losses_of(i: int, part: Part) -> list[tf.Tensor]:
+        shown = [loss for loss in losses if times.of_tensors([loss]) == i]
+        called = [loss for call in part.interception.calls for loss in call.losses]
+        return [*shown, *called]
+
+    plans = _divide(times, phases, models, [result.op for result in results], losses_of)
     fed = [tensor for plan in plans for tensor in plan.fed]
     fed = list({tensor.ref(): tensor for tensor in fed}.values())
 
@@ -98,9 +111,20 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
             for tensor in fed
             if times.of_tensors([tensor]) == i and tensor.op in model.graph.of_batch
         ]
+        before = reported.setdefault(part.batch.begin.name, [])
+        works = part.batch.works.total
+        inside = ancestors([*works.micro_ops, *works.once]) if before else {}
+        others = [tensor for tensor in before if tensor.op not in inside]
         with part.batch.as_current():
-            return model.values(plans[i]._replace(fed=tensors), _losses(part))
+            plan = plans[i]._replace(fed=tensors)
+            computes = functools.partial(times.is_as_before, phase=i)
+            values = model.values(plan, losses_of(i, part), others, computes)
+        needed = ancestors(value.op for _, value in values.pairs)
+        earlier[i] += [tensor for tensor in others if tensor.op in needed]
+        before += [tensor for tensor, _ in values.pairs]
+        return values
 
+    reported, earlier = {}, [[] for _ in plans]
     values = _for_each(phases, values_of, models)
     has_more = len(phases.all) > 1
     _for_each(
@@ -113,17 +137,24 @@ def build_step(batches: list[WholeBatch], build: Callable) -> list[StepPhase]:
 
     def complete_part(i: int, part: Part, model: Model, values) -> ReplicaBatch:
         with part.batch.as_current():
-            return complete(part.batch, **model.parts(values, _losses(part)))
+            parts = model.parts(values, losses_of(i, part))
+            return complete(part.batch, **parts)
 
     replicas = _for_each(phases, complete_part, models, values)
-    kept = _handed_on(times, replicas, plans)
+    kept = _handed_on(times, replicas, plans, earlier)
+    if not tf.compat.v1.get_default_graph().building_function:
+        _order(plans, values, replicas, kept, earlier)
     built, returned = [], {result.op for result in results}
     for i, plan in enumerate(plans):
         ready = {n: r for n, r in enumerate(results) if _number(times, r.op) == i}
         changes = [operation for operation in plan.roots if operation not in returned]
         changes += [operation for model in models[i] for operation in model.clear]
         tensors = [tensor for operation in kept[i] for tensor in operation.outputs]
-        built.append(StepPhase(replicas[i], ready, changes, tensors))
+        built.append(
+            StepPhase(
+                replicas[i], ready, changes, tensors, earlier[i], times.is_as_before
+            )
+        )
     return built
 
 
@@ -147,28 +178,37 @@ def _for_each(phases: Phases, function: Callable, *more: list[list]) -> list[lis
 
 
 def _divide(
-    times: Times, phases: Phases, models: list[list[Model]], results: list
+    times: Times,
+    phases: Phases,
+    models: list[list[Model]],
+    results: list,
+    losses_of: Callable,
 ) -> list[BatchPlan]:
     """Returns the part of each phase that runs once."""
     works = [[part.batch.works for part in parts] for parts in phases.all]
-    total = [work.total for row in works for work in row]
-    passes = [op for work in total for op in (*work.micro_ops, *work.once)]
-    times.cut_waits(ancestors(passes))
-    inside = ancestors(passes)  # without the changes that they waited for
+    passes = [
+        [op for work in row for op in (*work.total.micro_ops, *work.total.once)]
+        for row in works
+    ]
+    losses = [
+        [loss for part in parts for loss in losses_of(i, part)]
+        for i, parts in enumerate(phases.all)
+    ]
+    times.cut_waits(passes, losses)
+    inside = ancestors(op for row in passes for op in row)  # without changes
     once = [operation for operation in times.changes if operation not in inside]
     library, plans = library_of_functions(), []
     for i, parts in enumerate(phases.all):
         reads = [read for part in parts for read in part.interception.reads]
-        graph = ModelGraph(works[i], times.of_batch, reads, times.handles, library)
+        computes = functools.partial(times.is_as_before, phase=i)
+        graph = ModelGraph(
+            works[i], times.of_batch, reads, times.handles, library, computes
+        )
         roots = [op for op in [*once, *results] if _number(times, op) == i]
-        roots += [wait for model in models[i] for wait in model.waits]
-        losses = [loss for part in parts for loss in _losses(part)]
-        plans.append(divide(graph, roots, losses, times.late))
+        waits = [wait for model in models[i] for wait in model.waits]
+        roots += [wait for wait in waits if _number(times, wait) == i]
+        plans.append(divide(graph, roots, losses[i], times.late))
     return plans
-
-
-def _losses(part: Part) -> list[tf.Tensor]:
-    return [loss for call in part.interception.calls for loss in call.losses]
 
 
 def _number(times: Times, operation: tf.Operation) -> int:
@@ -177,7 +217,10 @@ def _number(times: Times, operation: tf.Operation) -> int:
 
 
 def _handed_on(
-    times: Times, replicas: list[list[ReplicaBatch]], plans: list[BatchPlan]
+    times: Times,
+    replicas: list[list[ReplicaBatch]],
+    plans: list[BatchPlan],
+    earlier: list[list[tf.Tensor]],
 ) -> list[dict]:
     """Returns the operations of each phase whose results later ones get.
 
@@ -191,14 +234,26 @@ def _handed_on(
             runs = functools.cache(
                 functools.partial(_runs, times, library, first, kept, i)
             )
-            ends = {tensor.op for tensor in plan.fed}
+            ends = {tensor.op for tensor in (*plan.fed, *earlier[i])}
             starts = filter(runs, [*plan.roots, *kept[i]])
             inside = functools.partial(_runs_beyond, runs, ends)
             ancestors(starts, inside)
+            ends = {tensor.op for tensor in earlier[i]}
+            inside = functools.partial(_runs_beyond, runs, ends)
             for replica in replicas[i]:
                 shown, work = [value.op for _, value in replica.reported], replica.total
-                ancestors([*work.micro_ops, *work.once, *shown], runs)
+                ancestors([*work.micro_ops, *work.once, *shown], inside)
     return kept
+
+
+def _order(plans, values, replicas, kept, earlier) -> None:
+    """Orders the part of each phase of a model_fn that runs once, in its one replica."""
+    before = []
+    for i, plan in enumerate(plans):
+        reported = [tensor for tensor, _ in values[i][0].pairs]
+        fed = [*reported, *replicas[i][0].total.done, *before, *earlier[i]]
+        order(plan._replace(roots=[*plan.roots, *kept[i]], fed=fed))
+        before += [tensor for operation in kept[i] for tensor in operation.outputs]
 
 
 def _runs(

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import micro_batch_seed, microbatch_step
-from estimator_accum.microbatch import staging
+from estimator_accum.microbatch import executors
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
 
@@ -1199,6 +1199,33 @@ def _exact_step():
     return step, [critic, generator, counter], (np.arange(32).reshape(16, 2) % 5 - 2,)
 
 
+def test_the_spot_check_feeds_values_of_functions_as_they_are(monkeypatch):
+    words, kernel = _weights(7, 4), _weights(4, 1)
+    run, returned, through_numpy = executors.Functions.run, set(), set()
+
+    def noting(functions, fetches, feeds=None):
+        feeds = feeds or {}
+        arrays = {n for n, value in feeds.items() if isinstance(value, np.ndarray)}
+        through_numpy.update(arrays & returned)
+        tensors = tf.nest.flatten(fetches, expand_composites=True)
+        returned.update(tensor.name for tensor in tensors)
+        if isinstance(fetches, dict):
+            returned.update(fetches)  # of the spot check, the examples by name
+        return run(functions, fetches, feeds)
+
+    monkeypatch.setattr(executors.Functions, "run", noting)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            rows = tf.nn.dropout(tf.gather(words, ids), 0.5) @ kernel
+            loss = tf.reduce_logsumexp(rows)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+
+    microbatch_step(step, 3)(tf.range(16) % 7)
+    assert returned
+    assert not through_numpy
+
+
 def test_a_step_that_runs_out_of_memory_anywhere_trains_bit_by_bit(memory):
     step, variables, arguments = _exact_step()
     begun = [variable.numpy() for variable in variables]
@@ -1233,7 +1260,7 @@ def test_only_the_last_signature_keeps_a_batch_and_sums():
         for trace in ours._traces.values():
             batch, rows = (
                 tf.raw_ops.VarHandleOp(**slot)
-                for slot in staging.slots_of(trace._graph)
+                for slot in executors.slots_of(trace._graph)
                 if slot["shared_name"].endswith((b"component_0", b"outputs"))
             )
             is_held.append(bool(tf.raw_ops.VarIsInitializedOp(resource=batch)))
@@ -1250,7 +1277,7 @@ def test_slots_live_as_long_as_the_step():
     ours = microbatch_step(step, 2)
     ours(*arguments)
     (trace,) = ours._traces.values()
-    names = [slot["shared_name"] for slot in staging.slots_of(trace._graph)]
+    names = [slot["shared_name"] for slot in executors.slots_of(trace._graph)]
     del trace, ours, step
     gc.collect()
     microbatch_step(lambda x: x, 2)(_X)  # the next call frees them

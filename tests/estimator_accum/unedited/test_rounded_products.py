@@ -164,10 +164,10 @@ def _look_often(monkeypatch, number: int) -> _Cost:
     """Lets the spot check look at several examples of each batch; returns the cost."""
     run, cost = spot_check.SpotCheck.run, _Cost()
 
-    def looks(self, session, rows, size, last, feeds):
+    def looks(self, session, rows, size, last, *more):
         with cost.adding():
             for i in range(number):
-                run(self, session, rows, size, number * last + i, feeds)
+                run(self, session, rows, size, number * last + i, *more)
 
     monkeypatch.setattr(spot_check.SpotCheck, "run", looks)
     return cost

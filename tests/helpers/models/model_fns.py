@@ -326,6 +326,67 @@ def adversaries(x, pair):
     return judge_loss + made_loss, train_op
 
 
+def _judge_loss(real, fake):
+    cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits
+    loss = tf.reduce_mean(cross_entropy(tf.ones_like(real), real))
+    return loss + tf.reduce_mean(cross_entropy(tf.zeros_like(fake), fake))
+
+
+@_in(EXACT)
+def adversaries_in_order(x, pair):
+    """A GAN whose maker is trained by the judge's update, of which there is an average."""
+    imitation, judge = _judged(pair)
+    judge_loss = _judge_loss(judge(x), judge(imitation))
+    gradients = tf.gradients(judge_loss, _of("judge"))
+    clipped, _ = tf.clip_by_global_norm(gradients, 0.1)
+    pairs = zip(clipped, _of("judge"), strict=True)
+    with tf.control_dependencies([_adam(0.05).apply_gradients(pairs)]):
+        judge_op = v1.train.ExponentialMovingAverage(0.5).apply(_of("judge"))
+    with tf.control_dependencies([judge_op]):
+        fake = judge(imitation)
+        made_loss = tf.reduce_mean(tf.nn.softplus(-fake)) + tf.math.reduce_variance(
+            fake
+        )
+        rate = v1.train.exponential_decay(np.float64(0.05), _step(), 1, 0.5)
+        optimizer = _adam(rate, name="Maker")
+        train_op = optimizer.minimize(made_loss, _step(), _of("maker"))
+    return judge_loss + made_loss, tf.group(judge_op, train_op)
+
+
+@_in(EXACT)
+def several_critics(x, pair):
+    """A Wasserstein GAN: two updates of the critic, each clipped, then the maker's."""
+    imitation, critic = _judged(pair)
+    done, losses = [], []
+    for i in range(2):
+        with tf.control_dependencies(done):
+            losses.append(tf.reduce_mean(critic(imitation)) - tf.reduce_mean(critic(x)))
+            optimizer = v1.train.RMSPropOptimizer(0.05, epsilon=1e-3, name=f"Critic{i}")
+            critic_op = optimizer.minimize(losses[-1], _step(), _of("judge"))
+        with tf.control_dependencies([critic_op]):
+            done = [v.assign(tf.clip_by_value(v, -0.5, 0.5)) for v in _of("judge")]
+    with tf.control_dependencies(done):
+        made_loss = -tf.reduce_mean(critic(tf.identity(imitation)))
+        rate = 0.1 / tf.cast(_step().read_value(), tf.float64)
+        train_op = _descent(rate).minimize(made_loss, _step(), _of("maker"))
+    return losses[0] + losses[1] + made_loss, train_op
+
+
+@_in(EXACT)
+def adversarial_words(ids, x):
+    """An embedding that is trained against a network that has changed before."""
+    table = variable("words", WORDS, 4)
+    words = tf.nn.embedding_lookup(table, ids[:, 0])
+    weights = variable("judge/in", 4, 1)
+    logits = tf.concat([tf.matmul(words, weights), tf.matmul(x, -weights)], 0)
+    loss = tf.reduce_mean(tf.nn.softplus(logits))
+    judge_op = _adam(0.05).minimize(loss, var_list=[weights])
+    with tf.control_dependencies([judge_op]):
+        made_loss = tf.reduce_mean(tf.nn.softplus(-tf.matmul(words, weights)))
+        train_op = v1.train.AdagradOptimizer(0.1).minimize(made_loss, _step(), [table])
+    return made_loss, train_op
+
+
 @_in(WITH_CONTROL_FLOW)
 def taking_turns(x, pair):
     """Each update trains one of two networks, chosen by the global step."""
@@ -432,7 +493,7 @@ def in_two_stages(y, z, mask):
     return loss, _apply(_gradients(z, slope), 0.1)
 
 
-@_in(EXACT_OR_REFUSED)
+@_in(EXACT)
 def sharpness_aware(y, x, z, mask):
     """SAM: gradients at weights that were moved along the gradient."""
     loss, variables = _masked(y, z, mask), v1.trainable_variables()

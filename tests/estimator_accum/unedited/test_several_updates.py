@@ -1,0 +1,267 @@
+"""A model_fn whose gradients read variables that its earlier updates have changed."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from estimator_accum import microbatch_model_fn, whole_batch_loss
+from tests.helpers.models import model_fns
+from tests.helpers.models.losses import input_fn_of, variable
+from tests.helpers.models.microbatch_runs import train
+from tests.helpers.models.replicas import TWO_CPUS, two_replicas
+from tests.helpers.models.summaries import read_scalars
+from tests.helpers.oracles import exactness
+
+v1 = tf.compat.v1
+_SCRIPT, _ = model_fns.EXACT["adversaries_in_order"]
+_CRITICS, _ = model_fns.EXACT["several_critics"]
+
+
+@pytest.mark.parametrize("script", [_SCRIPT, _CRITICS])
+def test_a_batch_that_runs_out_of_memory_in_any_pass_is_rolled_back(script, memory):
+    model_fn, input_fn = model_fns.model_fn_of(script), input_fn_of(script)
+    cut_model_fn, whole = microbatch_model_fn(model_fn, "auto"), None
+    for place in itertools.count(1):
+        memory.after, memory.done = {0, place}, 0  # of two micro-batches and more
+        cut = exactness.train(cut_model_fn, input_fn, 1, whole and whole.start)
+        whole = whole or exactness.train(model_fn, input_fn, 1, cut.start)
+        exactness._assert_equal(cut, whole, 1e-12, 1, ())
+        if memory.done <= place:
+            assert place > 4
+            break
+
+
+_VALUES = "values"  # a collection
+
+
+def _adversaries(features, labels, mode):
+    """As an Estimator trains them, with summaries and a fetch of each kind."""
+    del labels
+    x, z = features["x"], features["z"]
+    judge, maker = variable("judge", 4, 1), variable("maker", 3, 4)
+    imitation = tf.matmul(z, maker)
+    fake = tf.matmul(imitation, judge)
+    judge_loss = tf.math.log(tf.reduce_sum(tf.exp(fake - tf.matmul(x, judge))))
+    step = v1.train.get_global_step()
+    judge_op = v1.train.AdamOptimizer(0.1).minimize(judge_loss, step, [judge])
+    with tf.control_dependencies([judge_op]):
+        after = tf.matmul(imitation, judge)
+        loss = tf.math.reduce_variance(after) - tf.reduce_mean(after)
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9, name="Maker")
+        train_op = optimizer.minimize(loss, None, [maker])
+    values = {"judge_loss": judge_loss, "loss": loss, "both": loss + judge_loss}
+    values |= {"of_judge": tf.norm(judge), "fake": tf.norm(fake)}
+    values |= {"after": tf.norm(after), "step": step}
+    for name, value in values.items():
+        v1.summary.scalar(name, value)
+        v1.add_to_collection(_VALUES, value)
+    v1.summary.histogram("rows", fake)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+class _Fetch(v1.train.SessionRunHook):
+    """Records values of the model_fn, in every run of the train op."""
+
+    def __init__(self):
+        self.values = []
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(v1.get_collection(_VALUES))
+
+    def after_run(self, run_context, run_values):
+        self.values.append(run_values.results)
+
+
+def _input_fn():
+    random = np.random.default_rng(0)
+    features = {"x": random.normal(size=(46, 4)), "z": random.normal(size=(46, 3))}
+    return tf.data.Dataset.from_tensor_slices((features, np.zeros(46))).batch(23)
+
+
+@pytest.mark.parametrize("number", [1, 3, "auto"])
+def test_hooks_and_summaries_see_the_values_of_the_whole_batch(number, tmp_path):
+    fetches, results = [_Fetch(), _Fetch()], []
+    model_fns_of_runs = [_adversaries, microbatch_model_fn(_adversaries, number)]
+    for i, model_fn in enumerate(model_fns_of_runs):
+        results.append(train(model_fn, tmp_path / str(i), _input_fn, [fetches[i]]))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, 1e-12, 1e-12)
+    # A read of a variable beside its update races it in the plain run.
+    racing = {3, 4, 6}
+    for values, plain in zip(*(fetch.values for fetch in fetches[::-1]), strict=True):
+        for i, value in enumerate(values):
+            if i not in racing:
+                np.testing.assert_allclose(value, plain[i], 1e-12, 1e-12)
+    first, second = fetches[1].values
+    np.testing.assert_allclose(first[6], 0)
+    np.testing.assert_allclose(second[6], 1)
+    (_, _, both), *_ = read_scalars(tmp_path / "1", "both")
+    np.testing.assert_allclose(both, first[2], 1e-6)
+
+
+def _of_noise(features, labels, mode):
+    """Both phases read the same random numbers, though the first counts the step."""
+    del labels
+    x, one, other = features["x"], variable("one", 4), variable("other", 4)
+    noisy = tf.random.normal(tf.shape(x), dtype=tf.float64) * x
+    step = v1.train.get_global_step()
+    first = v1.train.GradientDescentOptimizer(0.1).minimize(
+        tf.reduce_mean(tf.linalg.matvec(noisy, one)), step, [one]
+    )
+    with tf.control_dependencies([first]):
+        loss = tf.reduce_mean(tf.linalg.matvec(noisy, other))
+        loss += 0 * tf.reduce_mean(tf.linalg.matvec(x, one))
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, None, [other])
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_random_numbers_are_the_same_in_all_phases(tmp_path):
+    values = train(microbatch_model_fn(_of_noise, 3), tmp_path, _input_fn)
+    start = values["one"] - values["other"]
+    begun = train(microbatch_model_fn(_of_noise, 3), tmp_path / "0", _input_fn, (), 1)
+    np.testing.assert_allclose(start, begun["one"] - begun["other"], 1e-12)
+    assert np.max(np.abs(values["one"] - begun["one"])) > 1e-3
+
+
+def _descend(loss, *variables):
+    return v1.train.GradientDescentOptimizer(0.1).minimize(loss, None, variables)
+
+
+def _hidden(x):
+    return tf.tanh(tf.matmul(x, variable("a", 4, 2)))
+
+
+def _normalized(x):
+    """Averages of batch normalization are moved once for each call."""
+    layer = v1.layers.batch_normalization
+    before = layer(_hidden(x), training=True, momentum=0.5, name="one")
+    moves = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+    with tf.control_dependencies(moves):
+        first = tf.reduce_mean((before - 1) ** 2 * tf.nn.sigmoid(_hidden(x)))
+    with tf.control_dependencies([_descend(first, variable("a", 4, 2))]):
+        after = layer(_hidden(x) * variable("b", 2), training=True, name="two")
+        more = [u for u in v1.get_collection(v1.GraphKeys.UPDATE_OPS) if u not in moves]
+        loss = tf.reduce_mean(tf.nn.sigmoid(after) * _hidden(x))
+        with tf.control_dependencies(more):
+            return first + loss, _descend(tf.identity(loss), variable("b", 2))
+
+
+def _counted(x):
+    """The second loss reads a count that the first one waits for."""
+    count = v1.get_variable("count", [], tf.float64, v1.ones_initializer(), None, False)
+    with tf.control_dependencies([count.assign_add(1.0)]):
+        first = tf.reduce_mean(_hidden(x) ** 2)
+    with tf.control_dependencies([_descend(first, variable("a", 4, 2))]):
+        outputs = tf.linalg.matvec(_hidden(x), variable("b", 2))
+        loss = tf.reduce_mean((outputs - count.read_value()) ** 2)
+        return first + loss, _descend(loss, variable("b", 2))
+
+
+def _measured(x):
+    """Metrics of both losses' results, in a variable that is not trained."""
+    largest = v1.get_variable("largest", [], tf.float64, trainable=False)
+    before = _hidden(x)
+    with tf.control_dependencies(
+        [_descend(tf.reduce_mean(before), variable("a", 4, 2))]
+    ):
+        after = tf.linalg.matvec(_hidden(x), variable("b", 2))
+        loss = tf.math.reduce_std(after)
+        metric = largest.assign(tf.reduce_max(after) * tf.reduce_max(before))
+        return loss, tf.group(_descend(loss, variable("b", 2)), metric)
+
+
+def _in_a_branch(x):
+    """A branch reads the variable that has changed."""
+    first = tf.reduce_mean(_hidden(x) ** 2)
+    with tf.control_dependencies([_descend(first, variable("a", 4, 2))]):
+        is_even = tf.equal(v1.train.get_global_step() % 2, 0)
+        outputs = tf.cond(is_even, lambda: _hidden(x), lambda: -_hidden(x))
+        loss = tf.reduce_mean((tf.linalg.matvec(outputs, variable("b", 2)) - 1) ** 2)
+        return loss, _descend(loss, variable("b", 2))
+
+
+def _regularized(x):
+    """A second loss that needs no batch."""
+    first = tf.reduce_mean(_hidden(x) ** 2)
+    with tf.control_dependencies([_descend(first, variable("a", 4, 2))]):
+        loss = tf.nn.l2_loss(variable("a", 4, 2).read_value())
+        return first, _descend(loss, variable("a", 4, 2))
+
+
+@pytest.mark.parametrize(
+    "script", [_normalized, _counted, _measured, _in_a_branch, _regularized]
+)
+def test_a_loss_after_an_update_sees_all_that_comes_before(script):
+    def model_fn(features, labels, mode):
+        del labels
+        loss, train_op = script(features["x"])
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    exactness.assert_exact(model_fn, _input_fn, (1, 3))
+
+
+def _spectral(features, labels, mode):
+    """A power iteration with each call, whose vector is read by the second loss, too."""
+    del labels
+    x, vector = features["x"], v1.get_variable("u", [1, 2], tf.float64, trainable=False)
+
+    def judge(x):
+        kernel = variable("a", 4, 2)
+        left = tf.nn.l2_normalize(tf.matmul(vector, kernel, transpose_b=True))
+        right = tf.nn.l2_normalize(tf.matmul(left, kernel))
+        norm = tf.matmul(tf.matmul(left, kernel), right, transpose_b=True)
+        with tf.control_dependencies([vector.assign(right)]):
+            return tf.matmul(x, kernel / norm)
+
+    first = _descend(tf.reduce_mean(judge(x) ** 2), variable("a", 4, 2))
+    with tf.control_dependencies([first]):
+        loss = tf.reduce_mean(judge(tf.matmul(x, variable("b", 4, 4))) ** 2)
+        train_op = _descend(loss, variable("b", 4, 4))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_a_change_between_two_losses_that_the_second_reads_is_refused():
+    with pytest.raises(exactness.Refused, match="spectral normalization"):
+        exactness.train(microbatch_model_fn(_spectral, 2), _input_fn)
+
+
+def test_several_replicas_are_refused(tmp_path):
+    config = tf.estimator.RunConfig(
+        str(tmp_path), train_distribute=two_replicas(), session_config=TWO_CPUS
+    )
+    model_fn = microbatch_model_fn(_adversaries, 2)
+    with pytest.raises(ValueError, match="On several replicas .* microbatch_step"):
+        tf.estimator.Estimator(model_fn, config=config).train(_input_fn)
+
+
+def test_reference_variables_are_refused():
+    v1.disable_resource_variables()
+    v1.disable_control_flow_v2()
+    try:
+        with pytest.raises(exactness.Refused, match="resource variable"):
+            exactness.train(
+                microbatch_model_fn(model_fns.model_fn_of(_SCRIPT), 2),
+                input_fn_of(_SCRIPT),
+            )
+    finally:
+        v1.enable_control_flow_v2()
+        v1.enable_resource_variables()
+
+
+def _compared(features, labels, mode):
+    """A loss of all examples that is computed from a variable which has changed."""
+    del labels
+    x, one = features["x"], variable("one", 4)
+    step, optimizer = v1.train.get_global_step(), v1.train.AdamOptimizer()
+    first = optimizer.minimize(tf.reduce_mean(tf.linalg.matvec(x, one)), step)
+    with tf.control_dependencies([first]):
+        loss = whole_batch_loss(tf.linalg.matvec(x, one), tf.math.reduce_std)
+        train_op = optimizer.minimize(loss)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_whole_batch_loss_of_a_changed_variable_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="variables that the batch has not changed"):
+        train(microbatch_model_fn(_compared, 2), tmp_path, _input_fn)
