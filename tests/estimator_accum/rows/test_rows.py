@@ -221,6 +221,11 @@ _ROWS = {
         lambda images, x: tf.image.crop_and_resize(
             images, _boxes(x)[:, 0], tf.range(tf.shape(x)[0]), [3, 3]), 0, 1,
     ),
+    "several crops by number": (
+        lambda images, x: tf.image.crop_and_resize(
+            images, tf.reshape(_boxes(x), [-1, 4]), tf.repeat(
+                tf.range(tf.shape(x)[0]), 4), [3, 3]), 0, 4,
+    ),
     "numbers among others": (
         lambda x, ids, length: [
             tf.searchsorted(tf.cumsum(tf.abs(x), 2), x),
