@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.python.util import function_utils
 
 from estimator_accum import AccumulatingOptimizer, get_windows, microbatch_model_fn
+from estimator_accum.microbatch.own_optimizer.activations import SHARE
 from tests.helpers.models.microbatch_runs import (
     INPUT,
     OPTIMIZERS,
@@ -186,7 +187,10 @@ _ESTIMATORS = {
 
 
 @pytest.mark.parametrize("name", _ESTIMATORS)
-def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path):
+def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(
+    name, tmp_path, caplog
+):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
     make, reduction = _ESTIMATORS[name]
     config = tf.estimator.RunConfig(tf_random_seed=3)
     plain = make(str(tmp_path / "plain"), config)
@@ -206,6 +210,8 @@ def test_canned_estimators_of_tensorflow_2_train_in_micro_batches(name, tmp_path
     assert all("update_step" in name for name in added)
     assert values["global_step"] == _BATCHES
     assert difference(values, expected) <= tolerance
+    shares = [record.args[0] for record in caplog.records if record.msg == SHARE]
+    assert shares and max(shares) < 5
     if name == "default":  # ours evaluates like the plain one
         assert ours.evaluate(words_input_fn)["global_step"] == _BATCHES
 
