@@ -59,6 +59,7 @@ _LEAVES_NOTHING = re.compile(
     r"Is[A-Z]|Timestamp|DeviceIndex|TensorArray|Stack|TemporaryVariable|"
     r"DestroyTemporaryVariable|DeepCopy|DisableCopyOnRead|NonDeterministicInts|Xla"
 )
+_RECURRENT = re.compile("CudnnRNN")  # with a state for its dropout alone
 _MOST_DRAWS = 2**40  # of an operation in a batch
 OUTPUTS = "`outputs` of whole_batch_loss"
 
@@ -183,7 +184,22 @@ def is_repeatable(node, library: dict) -> bool:
         node: The operation, or a node of a function.
         library: Definitions of functions by name.
     """
-    return all(_is_repeatable(kind, library) for kind in kinds_in(node, library))
+    kinds = kinds_in(node, library)
+    layers = set(filter(_RECURRENT.match, kinds))
+    if layers and not _has_dropout(node, library):
+        kinds -= layers
+    return all(_is_repeatable(kind, library) for kind in kinds)
+
+
+def _has_dropout(node, library: dict) -> bool:
+    """Returns whether a layer of cuDNN, or one that a function calls, has dropout."""
+    definition = getattr(node, "node_def", node)
+    nodes = [definition, *nodes_of(functions_of(node), library)]
+    return any(
+        "dropout" in inner.attr and inner.attr["dropout"].f
+        for inner in nodes
+        if _RECURRENT.match(inner.op)
+    )
 
 
 def _is_drawn_by_example(operation: tf.Operation) -> bool:
@@ -261,6 +277,7 @@ def _changes(kind: str, library: dict) -> bool:
     return not (
         _is_repeatable(kind, library)
         or kind in SHOWING | DRAWS
+        or _RECURRENT.match(kind)
         or draws_by_state(kind)
         or moves_generator(kind)
     )

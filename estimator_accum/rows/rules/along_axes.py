@@ -12,7 +12,7 @@ from estimator_accum.rows.rules.refusals import (
 )
 from estimator_accum.rows.rules.table import rule
 from estimator_accum.rows.sizes import ONE
-from estimator_accum.rows.states import FIXED, Mixed
+from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
 
 
 @rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm", "ReduceJoin")
@@ -179,6 +179,23 @@ def _reverse_sequence(analysis, operation, states):
     if lengths.axis or lengths.span != state.span:
         raise Mixed(UNLIKE)
     return state
+
+
+@rule("CudnnRNNV3")
+def _recurrent(analysis, operation, states):
+    without_places(states)
+    sequences, h, c, params, lengths = states
+    rows = State("rows", int(operation.get_attr("time_major")), sequences.span)
+    has_cell = operation.get_attr("rnn_mode") == b"lstm"
+    if (sequences, h, c) != (rows, rows, rows if has_cell else FIXED):
+        raise Mixed(UNLIKE)
+    if params != FIXED or lengths != rows._replace(axis=0):
+        raise Mixed(FIXED_BESIDE)
+    if operation.get_attr("dropout"):
+        raise Mixed("it draws random numbers for all examples")
+    sizes = [*analysis.dims(operation.inputs[0])[:2], None]
+    analysis.set_dims(operation.outputs[0], rows, sizes)
+    return [rows, h, c, MIXED, MIXED]
 
 
 @rule("Multinomial", "StatelessMultinomial")

@@ -24,8 +24,9 @@ from tests.helpers.oracles.rule_inputs import (
 )
 
 # The parts of a loop or TensorArray of TensorFlow 1, which the rest cannot be without,
-# and names of operations that are others' under a second name.
+# names of operations that are others' under a second name, and those of GPUs alone.
 _NOT_ALONE = {"Enter", "NextIteration", "RefEnter", "RefIdentity", "LookupTableFind"}
+_NOT_ALONE |= {"CudnnRNNV3"}
 _MARKS = (pytest.mark.daily, pytest.mark.once, pytest.mark.slow)
 _MOST_TRIES = 60  # for a type of operation, until its rule claims something
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from estimator_accum.microbatch.repeatable import changes_something, is_repeatable
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import per_example
 from estimator_accum.rows.entries import states_of_sparse
@@ -1180,6 +1181,38 @@ def test_what_works_element_by_element_keeps_rows(kind, seen):
     if _definition(kind) is None or not hasattr(raw, kind):
         pytest.skip(f"this TensorFlow has no {kind}")
     seen |= _assert_rows(_of_elements(kind), 0)
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_recurrent_layer_of_cudnn_has_rows_and_changes_nothing(mode, axis, seen):
+    """As Keras 3 makes it on a GPU; the shapes alone, which need none."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, 4, 6])
+        state = tf.expand_dims(tf.zeros([tf.shape(x)[0], 3]), 1 - axis)
+        rows = tf.transpose(x, [1, 0, 2]) if axis else x
+        layer, with_dropout = (
+            raw.CudnnRNNV3(
+                input=rows,
+                input_h=state,
+                input_c=state if mode == "lstm" else 0.0,
+                params=tf.zeros([200]),
+                sequence_lengths=tf.fill([tf.shape(x)[0]], tf.shape(x)[1]),
+                rnn_mode=mode,
+                time_major=bool(axis),
+                dropout=dropout,
+            )
+            for dropout in (0.0, 0.5)
+        )
+        analysis, sums = Analysis([x]), layer.output + rows[..., :1]
+        analysis.analyze([sums, with_dropout.output])
+        for tensor in (sums, layer.output_h):
+            assert analysis.state(tensor)[:2] == ("rows", axis)
+        assert analysis.state(with_dropout.output).kind == "mixed"
+        assert is_repeatable(layer.output.op, {})
+        assert not is_repeatable(with_dropout.output.op, {})
+        assert not changes_something(with_dropout.output.op, {})
+    seen.add("CudnnRNNV3")
 
 
 def test_every_rule_was_tried(seen):
