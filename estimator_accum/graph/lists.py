@@ -1,4 +1,4 @@
-"""Shapes of lists of tensors in a graph of copies, also of those that a loop fills.
+"""Shapes of copies of lists, which loops of TensorFlow 2 fill.
 
 A copy of a list has the shape of its items joined; while none is set, their number.
 """

@@ -320,7 +320,7 @@ class _Copies:
                 self.add(output, copy, is_opaque)
 
     def add(self, tensor: tf.Tensor, copy: tf.Tensor, is_opaque: bool) -> None:
-        """Takes down the copy of a tensor, and whether its shape cannot be inferred."""
+        """Adds the copy of a tensor; `is_opaque` if its shape cannot be inferred."""
         self._copies[tensor.ref()] = copy
         if is_opaque:
             self.opaque.add(copy.ref())

@@ -16,7 +16,6 @@ from estimator_accum.graph.internals import set_input
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
 from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
-from estimator_accum.microbatch.own_optimizer.blocks_apart import take_blocks_apart
 from estimator_accum.microbatch.own_optimizer.head import Copies, View
 from estimator_accum.microbatch.own_optimizer.joined_views import take_views_apart
 from estimator_accum.microbatch.own_optimizer.patches import (
@@ -67,8 +66,6 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
        now there is a backward pass in which a tf.custom_gradient can be looked for.
     """
     view = _with_whole_bounds(batch, copies, request.tops)
-    if take_blocks_apart(view, request.tops):
-        view = View(batch, request.tops)
     request, view = _with_identities(batch, copies, request, view)
     check_moments(view)
     losses = copies.take_losses(view, request.tops)

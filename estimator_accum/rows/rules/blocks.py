@@ -32,7 +32,7 @@ def _blocks(analysis, operation, number: int, state: State, tail: list) -> State
     """
     if state.kind == "rows" and not state.axis and not state.is_place:
         span = int(state.span)
-    elif (blocks := blocks_in(state)) is not None:
+    elif (blocks := _blocks_of(state)) is not None:
         number, span = number * blocks[0], blocks[1]
     else:
         raise Mixed(ALONG)
@@ -94,7 +94,7 @@ def _from_blocks(analysis, operation, states):
     return _block(analysis, operation, state, _tail(analysis, operation), parts)
 
 
-def blocks_in(state: State) -> tuple[int, int] | None:
+def _blocks_of(state: State) -> tuple[int, int] | None:
     """Returns the number of blocks of values, and of rows for each example in one."""
     is_list = state.kind == "entries" and not state.is_place
     return blocks_of(state.of) if is_list else None
@@ -102,7 +102,7 @@ def blocks_in(state: State) -> tuple[int, int] | None:
 
 def _has_parts(state: State, parts: int) -> bool:
     """Returns whether blocks can be taken apart to as many equal parts."""
-    blocks = blocks_in(state)
+    blocks = _blocks_of(state)
     return blocks is not None and blocks[0] % parts == 0
 
 
@@ -111,7 +111,7 @@ def joined_rows(analysis, operation, states) -> State | None:
     *states, axis = states
     tensors = operation.inputs[:-1]
     are_rows = all(state.kind == "rows" for state in states)
-    are_blocks = all(map(blocks_in, states))
+    are_blocks = all(map(_blocks_of, states))
     if axis.kind != "fixed" or not (are_rows or are_blocks):
         return None
     rank = analysis.rank(tensors[0])
@@ -125,7 +125,7 @@ def joined_rows(analysis, operation, states) -> State | None:
 @rule("Tile", table=RULES_OF_ENTRIES)
 def _repeat(analysis, operation, states):
     state, value = states[0], analysis.value(operation.inputs[1])
-    is_along = state.kind == "rows" or blocks_in(state) is not None
+    is_along = state.kind == "rows" or _blocks_of(state) is not None
     is_along &= not state.axis and states[1].kind == "fixed"
     if not is_along or value is None or value[0] == ONE:
         return None

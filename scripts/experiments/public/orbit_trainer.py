@@ -1,4 +1,4 @@
-"""tensorflow/models, Orbit: a StandardTrainer with an update in `step`, by Controller."""
+"""tensorflow/models, Orbit: StandardTrainer under a Controller, update in `step`."""
 
 import keras_bench
 import orbit

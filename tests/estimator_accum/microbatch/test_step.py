@@ -1416,50 +1416,6 @@ def _transposed_convolution(function, z):
     return function(tf.reshape(images, [-1, 2]))
 
 
-def _joined_views():
-    kernels = [_weights(6, 300), _weights(300, 3)]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            hidden = tf.tanh(tf.concat([x, 0.9 * x], 0) @ kernels[0])
-            rows = tf.math.l2_normalize(hidden @ kernels[1], 1)
-            logits = rows @ tf.transpose(rows)
-            logits -= 9 * tf.eye(tf.shape(rows)[0], dtype=tf.float64)
-            numbers = tf.range(tf.shape(x)[0])
-            others = tf.concat([numbers + tf.shape(x)[0], numbers], 0)
-            loss = _crossentropy(others, logits)
-        _descend(tape, loss, kernels)
-        return loss
-
-    return step, kernels, (_X,)
-
-
-def _judged_together():
-    critic, judge = _network(6, 1)
-
-    def step(x, y):
-        with tf.GradientTape(persistent=True) as tape:
-            logits = judge(tf.concat([x, 0.9 * x, y @ tf.ones([2, 6], y.dtype)], 0))
-            labels = tf.concat(
-                [tf.ones([2 * tf.shape(x)[0], 1], y.dtype), 0 * y[:, :1]], 0
-            )
-            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
-            loss, other = tf.reduce_mean(losses), tf.reduce_sum(losses**2)
-        _descend(tape, loss, critic)
-        _descend(tape, other, critic, 0.01)
-        return loss, losses[: tf.shape(x)[0]]
-
-    return step, critic, (_X, _Y)
-
-
-@pytest.mark.parametrize("make", [_joined_views, _judged_together])
-def test_a_network_of_several_inputs_of_an_example_is_split(caplog, make):
-    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
-    _assert_equal_to_the_unsplit(make, 4)
-    shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
-    assert max(map(float, shares)) < 50
-
-
 @functools.cache
 def _dense_of_keras():
     keras = importlib.import_module("keras")
