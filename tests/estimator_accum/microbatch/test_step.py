@@ -161,9 +161,8 @@ def _two_views():
 
     def step(x):
         with tf.GradientTape() as tape:
-            # Joined before the network, they would not be split.
-            views = tf.concat([network(1.1 * x), network(x - 0.1)], 0)
-            z, n = tf.math.l2_normalize(views, 1), tf.shape(x)[0]
+            views = tf.concat([1.1 * x, x - 0.1], 0)
+            z, n = tf.math.l2_normalize(network(views), 1), tf.shape(x)[0]
             logits = 5 * z @ tf.transpose(z) - 1e9 * tf.eye(2 * n, dtype=tf.float64)
             places = tf.concat([tf.range(n) + n, tf.range(n)], 0)
             loss = _crossentropy(places, logits)
