@@ -144,7 +144,17 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     """
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
-    return any(_changes(kind, library) for kind in kinds_in(operation, library))
+    return bool(changing_kinds(operation, library))
+
+
+def changing_kinds(operation: tf.Operation, library: dict) -> list[str]:
+    """Returns the types by which an operation changes a lasting state, and its functions.
+
+    Args:
+        operation: The operation.
+        library: Definitions of functions by name.
+    """
+    return sorted(k for k in kinds_in(operation, library) if _changes(k, library))
 
 
 def lasting_changes(

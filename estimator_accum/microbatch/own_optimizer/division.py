@@ -21,7 +21,7 @@ from estimator_accum.graph.walks import (
     path_to,
 )
 from estimator_accum.graph.writers import is_reference, variable_of, writers_of
-from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.repeatable import changes_something, changing_kinds
 from estimator_accum.microbatch.work import Work, Works, sum_of
 
 
@@ -120,7 +120,9 @@ def _move_out_of_forward(
     )
     for operation in changes:
         if operation in needed:
-            raise ValueError(_sentence_of_change(operation, path_to(needed, operation)))
+            path = path_to(needed, operation)
+            kinds = changing_kinds(operation, graph.library)
+            raise ValueError(_sentence_of_change(operation, path, kinds))
     _check_not_read_after(changes, forward)
     for operation in forward:
         if operation not in changes:
@@ -131,7 +133,7 @@ def _move_out_of_forward(
     return sorted(changes, key=lambda operation: operation.name)
 
 
-def _sentence_of_change(operation: tf.Operation, path: str) -> str:
+def _sentence_of_change(operation: tf.Operation, path: str, kinds: list[str]) -> str:
     if writers_of([operation]):
         draws = (
             ". If it is the state of random numbers, draw them outside of functions, "
@@ -142,6 +144,12 @@ def _sentence_of_change(operation: tf.Operation, path: str) -> str:
             f"pass is run once for each micro-batch. Received: {path}, of type "
             f"{operation.type}. Change it after the update"
             f"{draws if functions_of(operation) else '.'}"
+        )
+    if functions_of(operation):
+        return (
+            "A function, branch or loop that the loss needs must change nothing: it is run "
+            f"once for each micro-batch. Received: {path}, with {', '.join(kinds)}. "
+            "Make the change outside, or call the function's Python code in place of it."
         )
     return (
         "A value that all examples share must be the same in all micro-batches. Received: "

@@ -926,6 +926,23 @@ def test_a_gradient_that_no_micro_batches_have_is_refused(gradient_of, sentence)
         step(_X)
 
 
+def test_a_function_of_the_loss_that_writes_a_summary_is_refused(tmp_path):
+    kernel, writer = _weights(6, 3), tf.summary.create_file_writer(str(tmp_path))
+
+    @tf.function
+    def network(x):
+        tf.summary.scalar("mean", tf.reduce_mean(x), step=0)
+        return x @ kernel
+
+    def step(x):
+        with writer.as_default(), tf.GradientTape() as tape:
+            loss = tf.reduce_mean(network(x) ** 2)
+        return tape.gradient(loss, kernel)
+
+    with pytest.raises(ValueError, match="must change nothing.*with .*WriteSummary"):
+        microbatch_step(step, 2)(_X)
+
+
 def test_a_gradient_that_was_traced_before_is_that_of_the_batch(caplog):
     kernel, before = _weights(6, 3), _weights(6, 3)
     traced = tf.function(lambda x: _gradient(kernel, x)).get_concrete_function(
