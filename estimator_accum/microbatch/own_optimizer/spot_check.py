@@ -388,6 +388,7 @@ class SpotCheck:
         rows, gradients = _numbers((rows, gradients))
         for (tensor, axis), value in zip(draws, numbers, strict=True):
             if blocks := self._blocks.get(tensor.name):  # of all examples
+                value = np.asarray(value)
                 value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1
             values[tensor.name] = value, axis, 1
         if look.is_noisy and not _are_finite(rows, gradients):
