@@ -29,6 +29,7 @@ _DEFAULT = [1, 4, 16]
 _MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
     "conv": ("convolutional net, batches of 1,024", 1024, [28, 28, 1]),
     "dense": ("perceptron of 24 layers, batches of 8,192", 8192, [256]),
+    "columns": ("the same of 8 layers behind feature columns", 8192, None),
     "residual": ("residual net, batches of 256", 256, [28, 28, 1]),
     "residual-apart": (
         'the same, `batch_norm="micro_batch"`',
@@ -86,21 +87,25 @@ def _measure(model: str, micro_batches: int) -> float:
     from estimator_accum import microbatch_model_fn
     from estimator_accum.compat import enable_estimator
     from estimator_accum.reports._memory import MODEL, peak_bytes
+    from scripts.experiments import share_table
 
     enable_estimator()
     _, batch_size, shape = _MODELS[model]
 
     def model_fn(features, labels, mode):
-        logits = _logits(tf, model, features)
+        logits = _logits(tf, share_table, model, features)
         loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
         optimizer = tf.compat.v1.train.AdamOptimizer(1e-4)
         step = tf.compat.v1.train.get_global_step()
         train_op = optimizer.minimize(loss, step)
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    random = np.random.default_rng(0)
-    features = random.normal(size=[batch_size, *shape]).astype(np.float32)
     labels = np.arange(batch_size) % 2
+    if model == "columns":
+        features, _ = share_table.people(batch_size)
+    else:
+        random = np.random.default_rng(0)
+        features = random.normal(size=[batch_size, *shape]).astype(np.float32)
 
     def input_fn():
         dataset = tf.data.Dataset.from_tensors((features, labels)).repeat()
@@ -116,13 +121,16 @@ def _measure(model: str, micro_batches: int) -> float:
     return peak_bytes()[MODEL] / 1e6
 
 
-def _logits(tf, model: str, features):
+def _logits(tf, share_table, model: str, features):
     """Returns the logits of a network whose memory is mostly activations."""
     layers = tf.keras.layers
     hidden = features
     if model.startswith("residual"):
         return layers.Dense(10)(tf.reduce_mean(_residual(layers, features), [1, 2]))
-    for _ in range(8 if model == "conv" else 24):
+    if model == "columns":
+        columns = share_table.deep_columns()
+        hidden = tf.compat.v1.feature_column.input_layer(features, columns)
+    for _ in range(24 if model == "dense" else 8):
         if model == "conv":
             hidden = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
         else:

@@ -53,7 +53,7 @@ def _model(name: str):
     return add
 
 
-def _people(number: int = 160) -> tuple[dict, np.ndarray]:
+def people(number: int = 160) -> tuple[dict, np.ndarray]:
     """Returns made-up rows with the kinds of columns of the census."""
     random = np.random.default_rng(0)
     features = {
@@ -76,7 +76,8 @@ def _wide() -> list:
     return [age, job, weighted, columns.crossed_column([age, "job"], 100)]
 
 
-def _deep() -> list:
+def deep_columns() -> list:
+    """Returns columns of `people` for dense layers, most of them categorical."""
     _, job, weighted, crossed = _wide()
     return [
         columns.numeric_column("age", normalizer_fn=lambda x: x / 90),
@@ -89,25 +90,25 @@ def _deep() -> list:
 
 @_model("DNNClassifier")
 def _dnn():
-    estimator = tf.estimator.DNNClassifier([64, 64], _deep(), optimizer=_adam)
-    return estimator.model_fn, *_people()
+    estimator = tf.estimator.DNNClassifier([64, 64], deep_columns(), optimizer=_adam)
+    return estimator.model_fn, *people()
 
 
 @_model("LinearClassifier")
 def _linear():
     estimator = tf.estimator.LinearClassifier(_wide())
-    return estimator.model_fn, *_people()
+    return estimator.model_fn, *people()
 
 
 @_model("DNNLinearCombinedClassifier")
-def _wide_and_deep():
+def _wide_anddeep_columns():
     estimator = tf.estimator.DNNLinearCombinedClassifier(
         linear_feature_columns=_wide(),
-        dnn_feature_columns=_deep(),
+        dnn_feature_columns=deep_columns(),
         dnn_hidden_units=[64, 32],
         dnn_optimizer=_adam,
     )
-    return estimator.model_fn, *_people()
+    return estimator.model_fn, *people()
 
 
 def _adam():
@@ -127,7 +128,7 @@ def _deep_fm():
 
     def model_fn(features, labels, mode):
         first = v1.feature_column.linear_model(features, _wide())
-        fields = v1.feature_column.input_layer(features, _deep()[3:])
+        fields = v1.feature_column.input_layer(features, deep_columns()[3:])
         fields = tf.reshape(fields, [-1, 2, 8])
         pairs = tf.square(tf.reduce_sum(fields, 1)) - tf.reduce_sum(fields**2, 1)
         hidden = tf.reshape(fields, [-1, 16])
@@ -137,7 +138,7 @@ def _deep_fm():
         logits += v1.layers.dense(hidden, 1)
         return _minimized(v1.losses.sigmoid_cross_entropy(labels, logits), mode)
 
-    return model_fn, *_people()
+    return model_fn, *people()
 
 
 @_model("two towers")
@@ -154,7 +155,7 @@ def _two_towers():
         scores = tf.reduce_sum(tf.multiply(*towers), 1, keepdims=True)
         return _minimized(v1.losses.sigmoid_cross_entropy(labels, scores), mode)
 
-    return model_fn, *_people()
+    return model_fn, *people()
 
 
 @_model("listwise ranking")
