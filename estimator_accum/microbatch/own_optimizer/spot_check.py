@@ -145,6 +145,8 @@ class SpotCheck:
         named = [*parts, *(t for t, _ in rows), *(t for t, *_ in draws)]
         named += [t for t, _, _ in arriving] + [g for _, g, _ in arriving]
         named += [part.whole for part in batch.parts]
+        uniques = [op.outputs[0] for op in needed if op.type in ("Unique", "UniqueV2")]
+        named += uniques
         moments = tensors_of_moments(needed)
         with tf.control_dependencies(None), tf.name_scope("spot_check"):
             copies = without_draws(needed, [*named, *moments], always=bool(moments))
@@ -164,6 +166,10 @@ class SpotCheck:
                 )
                 for i, g in enumerate(gradients)
             }
+            # Fetched, since TensorFlow's graph optimizer would have lookups of sparse
+            # tensors read the rows of unique ids by the ids themselves.
+            copied = [copy(tensor).op for tensor in uniques]
+            self._uniques = [op for op in copied if op.graph.is_fetchable(op)]
             self._draws = [(copy(draw), axis) for draw, axis, _ in draws]
             self._blocks = {copy(draw).name: n for draw, _, n in draws if n > 1}
             self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
@@ -383,7 +389,7 @@ class SpotCheck:
                 part = part.reshape(-1, *part.shape[2:])
             feeds[name] = part
         drawn = [tensor for tensor, _ in draws]
-        fetches = [self._rows, self._gradients, drawn, self._guards]
+        fetches = [self._rows, self._gradients, drawn, [*self._guards, *self._uniques]]
         rows, gradients, numbers, _ = look.session.run(fetches, feeds)
         rows, gradients = _numbers((rows, gradients))
         for (tensor, axis), value in zip(draws, numbers, strict=True):

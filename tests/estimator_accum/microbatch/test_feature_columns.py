@@ -212,3 +212,25 @@ class _Scaled(feature_column_v2.DenseColumn):
 def test_a_column_of_its_own_is_split_if_it_is_declared(tmp_path, is_declared):
     share = _share(tmp_path, _dense_features, lambda _: [_Scaled(is_declared)])
     assert share < 1 if is_declared else share > 95
+
+
+def test_tensorflows_graph_optimizer_does_not_fail_a_look_at_lookups(graph_optimizer):
+    """It has rows of unique ids read by the ids themselves, unless they are fetched."""
+    del graph_optimizer
+
+    def model_fn(features, labels, mode):
+        column = fc.embedding_column(fc.categorical_column_with_identity("item", 8), 4)
+        hidden = v1.feature_column.input_layer(features, [column])
+        logits = v1.layers.dense(hidden, 10)
+        loss = v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(
+            loss, v1.train.get_global_step()
+        )
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def input_fn():
+        items = np.random.default_rng(0).integers(0, 8, [32, 1])
+        data = tf.data.Dataset.from_tensor_slices(({"item": items}, items[:, 0] % 2))
+        return data.repeat().batch(16)
+
+    assert assert_exact(model_fn, input_fn, micro_batches=4, updates=1) < 1
