@@ -29,7 +29,11 @@ _DEFAULT = [1, 4, 16]
 _MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
     "conv": ("convolutional net, batches of 1,024", 1024, [28, 28, 1]),
     "dense": ("perceptron of 24 layers, batches of 8,192", 8192, [256]),
-    "columns": ("the same of 8 layers behind feature columns", 8192, None),
+    "columns": (
+        "perceptron of 8 layers behind feature columns, batches of 8,192",
+        8192,
+        None,
+    ),
     "residual": ("residual net, batches of 256", 256, [28, 28, 1]),
     "residual-apart": (
         'the same, `batch_norm="micro_batch"`',

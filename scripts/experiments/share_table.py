@@ -101,7 +101,7 @@ def _linear():
 
 
 @_model("DNNLinearCombinedClassifier")
-def _wide_anddeep_columns():
+def _wide_and_deep():
     estimator = tf.estimator.DNNLinearCombinedClassifier(
         linear_feature_columns=_wide(),
         dnn_feature_columns=deep_columns(),
