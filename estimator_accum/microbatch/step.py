@@ -223,6 +223,9 @@ class Step:
             batch = self._generalize(batch)
             trace = self._trace_of(batch)
         if trace is None:
+            self._traces = {
+                key: old for key, old in self._traces.items() if not _is_gone(key)
+            }
             since = time.monotonic()
             trace = self._trace(batch, args, kwargs)
             secs = time.monotonic() - since
@@ -471,8 +474,16 @@ def _any_shape(shape: tf.TensorShape) -> tf.TensorShape:
     return shape if shape.rank is None else tf.TensorShape([None] * shape.rank)
 
 
+def _is_gone(key: tuple) -> bool:
+    """Returns whether a signature has an argument that nobody can pass any more."""
+    leaves = [leaf for part in key if isinstance(part, tuple) for leaf in part]
+    return any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in leaves)
+
+
 def _key_of(name: str, leaf):
     """Returns an argument that is no tensor; the number of a variable.
+
+    An object that equals no other one is not kept, such as a model.
 
     Raises:
         TypeError: If it has no hash, as for tf.function: its values might change.
@@ -487,7 +498,8 @@ def _key_of(name: str, leaf):
             f"one is traced anew. Received: {name} of type {type(leaf).__name__}. Pass "
             "its values as arguments, or read them from an object of the step's own."
         ) from error
-    return leaf
+    is_itself = type(leaf).__hash__ is object.__hash__
+    return weakref.ref(leaf) if is_itself and type(leaf).__weakrefoffset__ else leaf
 
 
 class _Trace:
@@ -523,8 +535,10 @@ class _Trace:
         if self._graph.seed is not None:
             self._graph.seed += seed
         run_all_in_branches(self._graph)
-        # A variable is known by its place in memory, which it keeps.
         self._batch = batch._replace(values=[])
+        # A variable is known by its place in memory, which it keeps.
+        leaves = tf.nest.flatten(dict(batch.bound.arguments))
+        self._variables = [leaf for leaf in leaves if hasattr(leaf, "assign")]
         try:
             with self._graph.as_default():
                 self._build(step, batch_norm)
@@ -574,6 +588,7 @@ class _Trace:
             return results
 
         self._phases = build_step(wholes, build)
+        self._batch = None  # nor are the arguments kept
         self.reads_sizes = sizes.are_read
         slots = [write.inputs[0] for whole in wholes for write in whole.stage[1]]
         for replica in self._replicas:

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import re
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -1286,6 +1287,22 @@ def test_only_the_last_signature_keeps_a_batch_and_sums():
             total = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
             assert (total.shape == [6, 3]) == is_held[-1]
         assert [i for i, held in enumerate(is_held) if held] == [last]
+
+
+def test_a_model_that_is_an_argument_lives_no_longer_than_outside():
+    class Model:
+        def __init__(self):
+            self.kernel = _weights(6, 3)
+
+    ours, gone = microbatch_step(lambda model, x: _gradient(model.kernel, x), 2), []
+    for _ in range(2):
+        model = Model()
+        gone.append(weakref.ref(model))
+        for _ in range(2):
+            ours(model, _X)
+    assert len(ours._traces) == 1
+    gc.collect()
+    assert [model() is None for model in gone] == [True, False]
 
 
 def test_slots_live_as_long_as_the_step():
