@@ -56,6 +56,7 @@ from estimator_accum.seed import number_batches
 _TENSORS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
 _ARRAYS = (np.ndarray, np.generic)
 _LONG_SECS = 10  # of a trace
+_MANY_TRACES = 5
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -150,6 +151,7 @@ class Step:
         self.reduces_retracing = reduces_retracing(self._whole)
         self._general, self._is_anew = {}, False
         self._traces, self._last, self._number = {}, None, 1  # of the next batch
+        self._traced = 0  # traces so far
         self._lock = threading.Lock()  # a batch's slots hold one batch
         self._methods = weakref.WeakKeyDictionary()
         functools.update_wrapper(self, self._step, updated=())
@@ -234,11 +236,24 @@ class Step:
                 write_line(line, _logger)
             key = batch.key_with_sizes if trace.reads_sizes else batch.key
             self._traces[key] = trace
+            self._warn_of_many_traces()
         if self._last not in (None, trace):  # each has sums of the model's size
             self._last.release()
         self._last = trace
         number, self._number = self._number, self._number + 1
         return trace.run(batch.values, number)
+
+    def _warn_of_many_traces(self) -> None:
+        """Warns once if most of the first batches are traced anew, as tf.function does."""
+        self._traced += 1
+        if self._traced == _MANY_TRACES and self._number <= 2 * _MANY_TRACES:
+            _logger.warning(
+                "micro-batches: the step was traced for %d of %d batches, and each trace "
+                "takes time and memory. Pass Python numbers that change as tensors, and "
+                "batches of few shapes",
+                self._traced,
+                self._number,
+            )
 
     def _trace_of(self, batch: "_Batch") -> "_Trace | None":
         return self._traces.get(batch.key_with_sizes) or self._traces.get(batch.key)

@@ -1124,6 +1124,16 @@ def test_each_trace_that_takes_long_is_said(capsys, monkeypatch, secs, number):
     assert capsys.readouterr().err.count("the step was traced in") == number
 
 
+def test_a_step_that_each_batch_traces_anew_is_said_to_be(caplog):
+    step = microbatch_step(lambda x, rate: rate * x, 2)
+    for rate in range(4):
+        step(_X, float(rate))
+    assert "was traced for" not in caplog.text
+    for rate in range(4, 6):
+        step(_X, float(rate))
+    assert caplog.text.count("the step was traced for 5 of 5 batches") == 1
+
+
 def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):
     step = tf.function(lambda x: 2 * x, jit_compile=True)
     microbatch_step(step, 1)
