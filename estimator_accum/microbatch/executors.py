@@ -8,6 +8,7 @@ Functions               the graph of a traced function: one function for each pa
                         fetches and feeds, in TensorFlow 2
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -147,10 +148,14 @@ def destroy_unused_slots() -> None:
 
     Python may collect a function at any time, also where TensorFlow holds a lock.
     """
-    with tf.init_scope(), tf.device("/cpu:0"):
+    with tf.init_scope(), contextlib.suppress(IndexError):  # another thread was faster
         while UNUSED:
-            handle = tf.raw_ops.VarHandleOp(**UNUSED.pop())
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+            slot = UNUSED.pop()
+            for kind in ("CPU", "GPU"):  # a slot may be where its reader is
+                for device in tf.config.list_logical_devices(kind):
+                    with tf.device(device.name):
+                        handle = tf.raw_ops.VarHandleOp(**slot)
+                        tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
 def _needed(items: Iterable[Any], fed: set[str], outside: set[str]) -> set:

@@ -1328,6 +1328,19 @@ def test_slots_live_as_long_as_the_step():
     assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
 
 
+def test_two_threads_may_free_slots(monkeypatch):
+    class Emptied(list):
+        def __bool__(self):  # before another thread takes the last one
+            return True
+
+    slot = {"dtype": tf.float64, "shape": [], "shared_name": "slot_of_two_threads"}
+    handle = tf.raw_ops.VarHandleOp(**slot)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=np.float64(1))
+    monkeypatch.setattr(executors, "UNUSED", Emptied([slot]))
+    executors.destroy_unused_slots()
+    assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
+
+
 def _static_sizes():
     """Reads the number of examples in each way that Python has."""
     kernels, network = _network(6, 3)
