@@ -26,10 +26,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, kinds_in, library_of_functions
+from estimator_accum.graph.functions import (
+    functions_of,
+    graphs_called,
+    kinds_in,
+    library_of_functions,
+)
 from estimator_accum.graph.internals import captures_of, context_of
 from estimator_accum.graph.names import (
-    BRANCHES,
     CALLERS,
     PYTHON,
     STATELESS,
@@ -554,19 +558,14 @@ class Analysis:
         Raises:
             Mixed: If it checks something that the examples decide together.
         """
-        checks = [
-            operation
-            for operation in graph.get_operations()
-            if operation.type in CALLERS | {"Assert"}
-            and "Assert" in self._kinds_in(operation)
-        ]
+        checks = self._checks_in(graph)
         self.analyze([*graph.outputs, *(t for op in checks for t in op.inputs)])
         for operation in checks:
             states = [self.state(tensor) for tensor in operation.inputs]
             kinds = {state.kind for state in states}
-            is_by_condition = operation.type in BRANCHES | {"Assert"}
             if kinds <= {"fixed"} or (
-                is_by_condition and self._holds_in_parts(operation.inputs[0])
+                self._asserts_its_condition(operation)
+                and self._holds_in_parts(operation.inputs[0])
             ):
                 continue
             if operation.type == "Assert":
@@ -575,6 +574,28 @@ class Analysis:
                 self._transfer(operation, states, kinds)
             except Mixed as mixed:
                 raise Mixed(_ASSERTION) from mixed
+
+    def _checks_in(self, graph: tf.Graph) -> list[tf.Operation]:
+        """Returns the assertions, and the calls of functions that have some."""
+        return [
+            operation
+            for operation in graph.get_operations()
+            if operation.type in CALLERS | {"Assert"}
+            and "Assert" in self._kinds_in(operation)
+        ]
+
+    def _asserts_its_condition(self, operation: tf.Operation) -> bool:
+        """Returns whether it asserts its first input alone, as tf.debugging's branch."""
+        if operation.type != "If":
+            return operation.type == "Assert"
+        condition, *tensors = operation.inputs
+        otherwise, then = graphs_called(operation)
+        pairs = zip(otherwise.inputs, tensors, strict=True)
+        conditions = {inner.ref() for inner, outer in pairs if outer is condition}
+        return not self._checks_in(then) and all(
+            check.type == "Assert" and check.inputs[0].ref() in conditions
+            for check in self._checks_in(otherwise)
+        )
 
     def _holds_in_parts(self, condition: tf.Tensor) -> bool:
         """Returns whether a condition holds if it does so in each micro-batch."""

@@ -127,7 +127,6 @@ def _boxes(x):
     return tf.sigmoid(x[:, :, :4]) / 4 + [0.0, 0.0, 0.5, 0.5]
 
 
-# Name: (tensors of the parts, axis of the examples, rows for each example).
 def _checked(x, *checks):
     """Returns rows of a function that checks something of them."""
 
@@ -140,6 +139,19 @@ def _checked(x, *checks):
     return function(x)
 
 
+def _checked_if(x, condition, check, is_else=False):
+    """Returns rows of a function that checks something of them in a branch."""
+
+    @tf.function(autograph=False)
+    def function(x):
+        branches = [lambda: v1.Assert(check(x), [x]), tf.no_op]
+        tf.cond(condition(x), *branches[:: -1 if is_else else 1])
+        return x * 2
+
+    return function(x)
+
+
+# Name: (tensors of the parts, axis of the examples, rows for each example).
 _ROWS = {
     "if there are examples": (
         lambda x: x * tf.where(tf.shape(x)[0] > 0, 2.0, 3.0), 0, 1),
@@ -539,6 +551,8 @@ _ROWS = {
             lambda x: tf.reduce_all(tf.equal(tf.shape(x), tf.shape(2 * x))),
             lambda x: tf.reduce_all(_checked(x, lambda x: tf.reduce_all(x > -99)) > -99),
         ), 0, 1),
+    "a branch that checks each example": (lambda x: _checked_if(
+        x, lambda x: _is_training(), lambda x: tf.reduce_all(x > -99)), 0, 1),
     "a recurrent layer": (lambda x: tf.keras.layers.GRU(3)(x), 0, 1),
     "a list": (
         lambda x: tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2])).stack(),
@@ -660,6 +674,9 @@ _MIXED = {
         _checked(x, lambda x: tf.shape(x)[0] > 3),
         _checked(x, lambda x: _loop(x, lambda z: _checked(
             z, lambda z: tf.reduce_mean(z) > 0))[0, 0, 0] > 0),
+        *(_checked_if(x, condition, lambda x: tf.reduce_sum(x) < 10, is_else)
+          for condition in (lambda x: _is_training(), lambda x: tf.reduce_all(x > -9))
+          for is_else in (False, True)),
     ],
     "a loop that combines": lambda x: _loop(x, lambda z: z - tf.reduce_mean(z, 0)),
     "each example after the others": lambda x: [
