@@ -17,18 +17,28 @@ from estimator_accum.rows.sizes import ONE
 from estimator_accum.rows.states import Mixed, State
 
 _MISSING = "rows of some examples may be missing"
-_NAME = re.compile(r"part (\d+) of (\d+) by (.*)")
+_NAME = re.compile(r"part (\d+) of (\d+) by (\S+)(?: in (.*))?")
 
 
-def name_of_part(i: int, operation: tf.Operation, by: str) -> str:
-    """Returns the name of the i-th list that an operation sorts by a tensor's name."""
-    return f"part {i} of {len(operation.outputs)} by {by}"
+def name_of_part(
+    i: int, operation: tf.Operation, by: str, entries: str | None = None
+) -> str:
+    """Returns the name of the i-th list that an operation sorts by a tensor's name.
+
+    Args:
+        i: The list's number.
+        operation: The operation.
+        by: The tensor's name.
+        entries: The name of the list that is sorted; None for rows.
+    """
+    name = f"part {i} of {len(operation.outputs)} by {by}"
+    return name if entries is None else f"{name} in {entries}"
 
 
-def part_of(name: str) -> tuple[int, int, str] | None:
-    """Returns a list's number among those that a tensor sorts, and that tensor's name."""
+def part_of(name: str) -> tuple[int, int, str, str | None] | None:
+    """Returns the arguments of a part's name, with the number of parts as the second."""
     match = _NAME.fullmatch(name)
-    return match and (int(match[1]), int(match[2]), match[3])
+    return match and (int(match[1]), int(match[2]), *match.groups()[2:])
 
 
 @rule("DynamicPartition", table=RULES_OF_ENTRIES)
@@ -50,7 +60,7 @@ def _partition(analysis, operation, states):
     results, tail = [], analysis.dims(tensor)[1:]
     by = analysis.name_of_list(operation, computation_of(operation.inputs[1]))
     for i, output in enumerate(operation.outputs):
-        name = name_of_part(i, operation, by)
+        name = name_of_part(i, operation, by, numbers.of)
         results.append(set_entries(analysis, output, state._replace(of=name), *tail))
     return results
 
@@ -102,6 +112,9 @@ def _stitch(analysis, operation, states):
         raise Mixed(_MISSING)
     tail = analysis.dims(operation.inputs[half])[1:]
     ((distance, name),) = targets
+    entries = parts[0][-1]  # those that are sorted; the numbers may be in others
+    if name != (entries and analysis.list_of(entries)):
+        raise Mixed(_MISSING)
     if name is not None:
         return set_entries(
             analysis, operation.outputs[0], State("entries", 0, of=name), *tail

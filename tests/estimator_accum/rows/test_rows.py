@@ -946,6 +946,20 @@ _MIXED |= {
              tf.dynamic_partition(tf.range(tf.shape(x)[0]), length % 2, 2)),
         ]
     ],
+    "lists of parts of a list": lambda x, length: [
+        tf.dynamic_stitch([tf.gather(some, part) for part in parts],
+                          [tf.gather(tf.gather(x, some), part) for part in parts])
+        for some in tf.dynamic_partition(tf.range(tf.shape(x)[0]), length % 2, 2)[:1]
+        for parts in [tf.dynamic_partition(
+            tf.range(tf.size(some)), tf.gather(length, some) % 3, 2)]
+    ],
+    "the last entry of each value": _of_even(lambda words: [
+        tf.gather(tf.dynamic_stitch([tf.gather(values, part) for part in parts],
+                                    tf.dynamic_partition(words.values, odd, 2)), values)
+        for odd in [tf.cast(words.values % 2, tf.int32)]
+        for values in [tf.unique(words.values)[1]]
+        for parts in [tf.dynamic_partition(tf.range(tf.size(values)), odd, 2)]
+    ]),
     "texts as wide as the longest": lambda texts: tf.strings.split(
         texts[:, 0]).to_tensor(),
     "as wide as the longest": lambda texts: [
