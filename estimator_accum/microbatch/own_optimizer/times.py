@@ -83,10 +83,18 @@ class Times:
             self._writers = writers_of(self.changes, handles)
         self._changing = {*self.changes}
         self._waited_for = {*self.changes}
+        self._showing = {
+            operation
+            for operation in self.changes
+            if not changes_something(operation, library)
+        }
         for operation in operations:
-            passes_on = operation.type in ("Identity", "NoOp")  # as of an assertion
-            if passes_on and not self._waited_for.isdisjoint(needed_by(operation)):
-                self._waited_for.add(operation)
+            needed = {*needed_by(operation)}
+            if operation.type in ("Identity", "NoOp") and needed:  # as of an assertion
+                if not self._waited_for.isdisjoint(needed):
+                    self._waited_for.add(operation)
+                if self._showing.issuperset(needed):
+                    self._showing.add(operation)
         for operation, handle in written_handles(graph):
             if operation in self._changing and variable_of(handle) is None:  # a table
                 table = source_of_handle(handle)
@@ -161,7 +169,10 @@ class Times:
                 other
                 for other in waits
                 if other not in self._waited_for
-                or (operation not in passes and self.of(other) >= self.of(operation))
+                or (
+                    operation not in passes
+                    and self.of(other) == max(0, self.of(operation))
+                )
             ]
             if len(stays) < len(waits):
                 set_control_inputs(operation, stays)
@@ -221,7 +232,7 @@ class Times:
         needed = needed_by(operation)
         if operation not in self._changing:  # it computes the same without waiting
             inputs = {tensor.op for tensor in operation.inputs}
-            needed = [op for op in needed if op in inputs or op not in self._waited_for]
+            needed = [op for op in needed if op in inputs or op not in self._showing]
         return [*needed, *earlier]
 
     def _earlier(self, operation: tf.Operation, users: dict) -> list[tf.Operation]:

@@ -267,6 +267,28 @@ def _checked_critic():
     return step, [*critic, *generator], (_X, _Y)
 
 
+def _counted_updates():
+    """A count waits for each update, through the constant that is added."""
+    critic, judge = _network(6, 1)
+    generator, make = _network(2, 6)
+    count = tf.Variable(np.float64(0))
+
+    def step(x, noise):
+        for variables, sign in ((critic, 1), (generator, -1)):
+            with tf.GradientTape() as tape:
+                loss = sign * tf.reduce_mean(judge(make(noise)) ** 2 - judge(x))
+            gradients = tape.gradient(loss, variables)
+            updates = [
+                variable.assign_sub(0.1 * gradient)
+                for variable, gradient in zip(variables, gradients, strict=True)
+            ]
+            with tf.control_dependencies(updates):
+                count.assign_add(1.0)
+        return loss
+
+    return step, [*critic, *generator, count], (_X, _Y)
+
+
 def _complex_losses():
     kernels = [_weights(6, 3), _weights(3, 1)]
 
@@ -472,6 +494,7 @@ _STEPS = [
     _gradients_in_branches,
     _statistics,
     _checked_critic,
+    _counted_updates,
     _complex_losses,
     _penalty_in_a_branch,
 ]
