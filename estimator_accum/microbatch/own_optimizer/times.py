@@ -269,6 +269,11 @@ class TimesOfModelFn(Times):
         for change in self.changes:
             self._changes_of[max(0, self.of(change))].append(change)
         # All this is as it was before waits are cut.
+        self._counting = {
+            operation: counts
+            for operation in self._places
+            if (counts := self._counts_before(operation))
+        }
         self._run_once = {
             phase: ancestors(changes, lambda op: not self.is_in_passes(op))
             for phase, changes in self._changes_of.items()
@@ -346,8 +351,39 @@ class TimesOfModelFn(Times):
 
         Without its waits it would lose its place there.
         """
-        changes = self._run_once.get(self.of(operation), ())
-        return operation in self._of_updates and operation in changes
+        changes = self._run_once.get(max(0, self.of(operation)), ())
+        is_behind = operation in self._of_updates or operation in self._counting
+        return is_behind and operation in changes
+
+    def _counts_before(self, operation: tf.Operation) -> list[tf.Operation]:
+        """Returns the changes, other than updates, that an operation reads the results of."""
+        return [
+            writer
+            for variable in self._variables(operation)
+            for writer in self._writers.get(variable, ())
+            if operation not in self._changing and writer not in self._updates
+            if self._follows(operation, writer)
+        ]
+
+    def _check_counts(self, phase: int, needed: Iterable, inside: Iterable) -> None:
+        """Raises ValueError if a phase reads a variable before a change, not after it.
+
+        Args:
+            phase: The phase.
+            needed: Operations that it needs.
+            inside: Those of its passes.
+        """
+        for operation in self._counting.keys() & needed:
+            before = () if operation in inside else ancestors([operation])
+            for writer in self._counting[operation]:
+                if self.of(writer) >= phase and writer not in before:
+                    raise ValueError(
+                        "A variable must not be read by the forward pass after the "
+                        "batch has changed it: every micro-batch would change it. "
+                        f"Received: a change by {writer.name} and a read by "
+                        f"{operation.name}. Change it after the update, or train by "
+                        "microbatch_step."
+                    )
 
     def _check_not_shared(self, operation: tf.Operation, phase: int) -> None:
         is_earlier = _BEFORE < self.of(operation) < phase
@@ -360,18 +396,23 @@ class TimesOfModelFn(Times):
             )
 
     def cut_waits(self, passes: list[list[tf.Operation]], losses: list[list]) -> None:
+        walks = []
         for phase, operations in enumerate(passes):
             needed = functools.partial(self._cut_waits_of, phase)
             shown = [loss.op for loss in losses[phase]]
-            for operation in walk([*operations, *shown], needed):
+            inside = walk([*operations, *shown], needed)
+            for operation in inside:
                 self._check_not_shared(operation, phase)
-            walk(self._changes_of[phase], needed)
+            walks.append((phase, inside, inside))
+            walks.append((phase, walk(self._changes_of[phase], needed), inside))
+        for of_phase in walks:
+            self._check_counts(*of_phase)
 
     def _cut_waits_of(self, phase: int, operation: tf.Operation) -> list[tf.Operation]:
         """Returns the operations that one needs in a phase; it waits for no others."""
         if not self.is_as_before(operation, phase):
             return []
-        is_pass = self.is_in_passes(operation) or self.of(operation) < phase
+        is_pass = self.is_in_passes(operation)
         if operation not in self._reads and self._is_own(operation):
             return needed_by(operation)
         waits = control_inputs_of(operation)

@@ -159,6 +159,17 @@ def _counted(x):
         return first + loss, _descend(loss, variable("b", 2))
 
 
+def _counted_rate(x):
+    """Both optimizers read a count that the batch has moved, as their learning rate."""
+    count = v1.get_variable("count", [], tf.float64, v1.ones_initializer(), None, False)
+    optimizer = v1.train.GradientDescentOptimizer(0.1 / count.assign_add(1.0))
+    first = tf.reduce_mean(_hidden(x) ** 2)
+    first_op = optimizer.minimize(first, None, [variable("a", 4, 2)])
+    with tf.control_dependencies([first_op]):
+        loss = tf.reduce_mean((tf.linalg.matvec(_hidden(x), variable("b", 2)) - 1) ** 2)
+        return first + loss, optimizer.minimize(loss, None, [variable("b", 2)])
+
+
 def _measured(x):
     """Metrics of both losses' results, in a variable that is not trained."""
     largest = v1.get_variable("largest", [], tf.float64, trainable=False)
@@ -191,7 +202,8 @@ def _regularized(x):
 
 
 @pytest.mark.parametrize(
-    "script", [_normalized, _counted, _measured, _in_a_branch, _regularized]
+    "script",
+    [_normalized, _counted, _counted_rate, _measured, _in_a_branch, _regularized],
 )
 def test_a_loss_after_an_update_sees_all_that_comes_before(script):
     def model_fn(features, labels, mode):
@@ -225,6 +237,25 @@ def _spectral(features, labels, mode):
 def test_a_change_between_two_losses_that_the_second_reads_is_refused():
     with pytest.raises(exactness.Refused, match="spectral normalization"):
         exactness.train(microbatch_model_fn(_spectral, 2), _input_fn)
+
+
+def _of_count(features, labels, mode):
+    """The first loss reads a count after the batch has moved it."""
+    del labels
+    x = features["x"]
+    count = v1.get_variable("count", [], tf.float64, v1.ones_initializer(), None, False)
+    first = _descend(
+        tf.reduce_mean(_hidden(x) ** 2) * count.assign_add(1.0), variable("a", 4, 2)
+    )
+    with tf.control_dependencies([first]):
+        loss = tf.reduce_mean(tf.linalg.matvec(_hidden(x), variable("b", 2)))
+        train_op = _descend(loss, variable("b", 2))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_a_loss_of_a_variable_that_has_changed_is_refused():
+    with pytest.raises(exactness.Refused, match="every micro-batch would change it"):
+        exactness.train(microbatch_model_fn(_of_count, 2), _input_fn)
 
 
 def test_several_replicas_are_refused(tmp_path):
