@@ -420,6 +420,14 @@ class Outside:
                     f"batch as well. Received: {path_to(_firsts(users), operation)}. "
                     "Leave it out of the runs of hooks and of the outer model_fn."
                 )
+        for operation in late.intersection(users, self._changes_before):
+            if self._changes(operation):
+                raise ValueError(
+                    "A hook or summary must not make a change again that an update "
+                    "before the last one makes, or that it or a change after it waits "
+                    f"for. Received: {path_to(_firsts(users), operation)}. Fetch the "
+                    "variable itself, or take all gradients before the first update."
+                )
 
 
 def _firsts(users: dict) -> dict:

@@ -101,6 +101,26 @@ def test_hooks_and_summaries_see_the_values_of_the_whole_batch(number, tmp_path)
     np.testing.assert_allclose(both, first[2], 1e-6)
 
 
+def _fetched_update(features, labels, mode):
+    del labels
+    first = tf.reduce_mean(_hidden(features["x"]) ** 2)
+    update = v1.train.GradientDescentOptimizer(0.1).minimize(
+        first, v1.train.get_global_step(), [variable("a", 4, 2)]
+    )
+    v1.add_to_collection(_VALUES, update)
+    with tf.control_dependencies([update]):
+        loss = tf.reduce_mean(
+            tf.linalg.matvec(_hidden(features["x"]), variable("b", 2))
+        )
+        train_op = _descend(loss, variable("b", 2))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_a_hook_that_would_make_an_update_again_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must not make a change again"):
+        train(microbatch_model_fn(_fetched_update, 2), tmp_path, _input_fn, [_Fetch()])
+
+
 def _of_noise(features, labels, mode):
     """Both phases read the same random numbers, though the first counts the step."""
     del labels
