@@ -70,6 +70,11 @@ from estimator_accum.rows.states import (
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
 _OF_ENTRIES = {"entries", "counts"}
+# Extremes that a comparison bounds if they are its first or second operand.
+_BOUNDED = {
+    **dict.fromkeys(("Less", "LessEqual"), ("Max", "Min")),
+    **dict.fromkeys(("Greater", "GreaterEqual"), ("Min", "Max")),
+}
 _ASSERTION = "an assertion that the examples decide together"
 
 
@@ -477,10 +482,11 @@ class Analysis:
         if "mixed" in kinds:
             return MIXED
         numbers = {"fixed", "sizes", "counts"}
-        if kinds == {"fixed", "sizes"} and operation.type == "Greater":
+        if kinds == {"fixed", "sizes"} and operation.type in ("Greater", "Less"):
             if self._has_an_example(operation):
                 return FIXED
-            return SIZES  # which of several sizes holds, as `tf.vectorized_map` asks
+            if operation.type == "Greater":
+                return SIZES  # which of several holds, as `tf.vectorized_map` asks
         if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
         try:
@@ -496,6 +502,8 @@ class Analysis:
     def _has_an_example(self, operation: tf.Operation) -> bool:
         """Returns whether a comparison asks if there are examples, as layers may."""
         number, limit = map(self.value, operation.inputs)
+        if operation.type == "Less":
+            number, limit = limit, number
         is_known = number is not None and limit is not None and number.ndim == 0
         return is_known and (number[()], limit[()]) == (N, Size(0))
 
@@ -605,10 +613,25 @@ class Analysis:
         if operation.type in ("All", "Identity", "LogicalAnd"):
             parts = [tensor for tensor in operation.inputs if tensor.dtype == tf.bool]
             return bool(parts) and all(map(self._holds_in_parts, parts))
+        if operation.type in _BOUNDED:
+            return self._bounds_examples(operation)
         if operation.type != "Equal" or not condition.op.inputs[0].dtype.is_integer:
             return False
         sizes = [self.value(tensor) for tensor in operation.inputs]
         return all(size is not None for size in sizes) and np.array_equal(*sizes)
+
+    def _bounds_examples(self, operation: tf.Operation) -> bool:
+        """Returns whether a comparison bounds the largest or smallest of some values."""
+        for extreme, limit, kind in zip(
+            operation.inputs,
+            reversed(operation.inputs),
+            _BOUNDED[operation.type],
+            strict=True,
+        ):
+            if extreme.op.type == kind and self.state(limit) == FIXED:
+                state = self.state(extreme.op.inputs[0])
+                return state.kind in ("rows", "entries") and not state.is_place
+        return False
 
     def note_bounds(self, operation: tf.Operation) -> None:
         """Takes down the numbers of the batch that enter a loop."""

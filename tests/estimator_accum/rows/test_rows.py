@@ -551,6 +551,14 @@ _ROWS = {
             lambda x: tf.reduce_all(tf.equal(tf.shape(x), tf.shape(2 * x))),
             lambda x: tf.reduce_all(_checked(x, lambda x: tf.reduce_all(x > -99)) > -99),
         ), 0, 1),
+    "a function that bounds all examples": (
+        lambda x: _checked(
+            x, lambda x: tf.reduce_max(x) < 99, lambda x: tf.reduce_min(x) >= -99,
+            lambda x: 99.0 >= tf.reduce_max(x[:, 0]), lambda x: -99 < tf.reduce_min(x),
+            lambda x: tf.reduce_all(tf.reduce_max(x, 0) < 99),
+            lambda x: tf.reduce_max(tf.boolean_mask(x, x[:, 0, 0] > 0)) < 99,
+            lambda x: 0 < tf.shape(x)[0],
+        ), 0, 1),
     "a branch that checks each example": (lambda x: _checked_if(
         x, lambda x: _is_training(), lambda x: tf.reduce_all(x > -99)), 0, 1),
     "a recurrent layer": (lambda x: tf.keras.layers.GRU(3)(x), 0, 1),
@@ -672,6 +680,12 @@ _MIXED = {
     "functions that check all examples": lambda x: [
         _checked(x, lambda x: tf.reduce_mean(x) > 0),
         _checked(x, lambda x: tf.shape(x)[0] > 3),
+        _checked(x, lambda x: 3 < tf.shape(x)[0]),
+        _checked(x, lambda x: tf.reduce_max(x) > 0),
+        _checked(x, lambda x: 0 >= tf.reduce_min(x)),
+        _checked(x, lambda x: tf.reduce_max(x) < tf.reduce_sum(x)),
+        _checked(x, lambda x: tf.reduce_max(tf.range(tf.shape(x)[0])) < 5),
+        _checked(x, lambda x: tf.reduce_max(x - tf.reduce_mean(x)) < 5),
         _checked(x, lambda x: _loop(x, lambda z: _checked(
             z, lambda z: tf.reduce_mean(z) > 0))[0, 0, 0] > 0),
         *(_checked_if(x, condition, lambda x: tf.reduce_sum(x) < 10, is_else)
