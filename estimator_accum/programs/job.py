@@ -201,7 +201,7 @@ def make_train_spec(
 
 
 def start_watchdog(job: Job, watched: pathlib.Path | None = None) -> Watchdog:
-    """Returns the watchdog of a task, which a task of a cluster has started."""
+    """Returns the watchdog of a task; in a cluster it is started."""
     reason = functools.partial(find_reason, job)
     secs, name = job.settings.watchdog_secs, job.cluster.name
     watchdog = Watchdog(secs, name, watched=watched, find_reason=reason)
