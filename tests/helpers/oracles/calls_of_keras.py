@@ -43,7 +43,7 @@ NO_TENSOR = {
 
 
 if not hasattr(importlib.import_module("keras"), "ops"):
-    NO_TENSOR["SpectralNormalization"] = "needs AutoGraph"
+    NO_TENSOR["SpectralNormalization"] = "not tried: the test has no AutoGraph"
 
 LAYERS: dict[str, tuple[Callable, str]] = {}
 
