@@ -1,6 +1,7 @@
 """Rules of the analysis under attack: random inputs, of which one example changes.
 
-Each type of operation is attacked until its rule claims something. To attack them more often than the suite does:
+Each type of operation is attacked until its rule claims something. To attack them
+more often than the suite does:
 
     python -m pytest tests/estimator_accum/rows/test_attacked_rules.py \\
         --attacks=20000
