@@ -28,6 +28,7 @@ from estimator_accum.graph.walks import (
 from estimator_accum.graph.writers import may_be_variable, variable_of, writes
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
+from estimator_accum.microbatch.own_optimizer.patches import SUM_OF
 from estimator_accum.microbatch.repeatable import changes_something
 from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase
 from estimator_accum.microbatch.writes import written_by
@@ -261,6 +262,8 @@ class Outside:
     def _read_before(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the reads of variables that earlier phases change, for some tensors.
 
+        Sums of gradients stay as they are until the next batch.
+
         Raises:
             ValueError: If rows of examples are computed from such a variable.
         """
@@ -272,7 +275,7 @@ class Outside:
 
         needed = ancestors((tensor.op for tensor in tensors), is_needed)
         for operation in needed:
-            if is_as_before(operation, number):
+            if is_as_before(operation, number) or hasattr(operation, SUM_OF):
                 continue
             if operation in of_batch or not all(map(can_be_fed, operation.outputs)):
                 raise ValueError(
@@ -302,6 +305,7 @@ class Outside:
 
         users, ends = self._walk(items, is_end)
         self._check_not_again(users, late)
+        self._check_not_cleared(users)
         before = [
             item
             for item in items
@@ -319,6 +323,7 @@ class Outside:
             is_of_batch = ends or not slots.isdisjoint(of_run)
             (values if is_of_batch else taken).append(tensor)
         if self._changes_before:
+            self._check_not_cleared(ancestors(tensor.op for tensor in values))
             taken += self._read_before(values)
         return Needs(taken, values, self._rows(values, taken), fed)
 
@@ -411,6 +416,19 @@ class Outside:
     def _is_own(self, operation: tf.Operation) -> bool:
         """Returns whether an operation reads or writes a resource of this batch alone."""
         return any(tensor.op in self._handles for tensor in operation.inputs)
+
+    def _check_not_cleared(self, needed: Iterable[tf.Operation]) -> None:
+        """Raises ValueError if a sparse gradient of an update before the last is read."""
+        cleared = self._handles.intersection(written_by(self._changes_before))
+        for operation in needed if cleared else ():
+            is_sum = hasattr(operation, SUM_OF)
+            if is_sum and self._reads(operation.outputs[0], cleared):
+                raise ValueError(
+                    "Hooks and summaries must not fetch a sparse gradient of an update "
+                    f"before the last one. Received: {operation.name}, the gradient of "
+                    f"{getattr(operation, SUM_OF)}. Leave it out, or take all gradients "
+                    "before the first update."
+                )
 
     def _check_not_again(self, users: dict, late: set[tf.Operation]) -> None:
         for operation in late & users.keys() & self._passes.keys():

@@ -45,7 +45,9 @@ def _adversaries(features, labels, mode):
     fake = tf.matmul(imitation, judge)
     judge_loss = tf.math.log(tf.reduce_sum(tf.exp(fake - tf.matmul(x, judge))))
     step = v1.train.get_global_step()
-    judge_op = v1.train.AdamOptimizer(0.1).minimize(judge_loss, step, [judge])
+    optimizer = v1.train.AdamOptimizer(0.1)
+    gradients = optimizer.compute_gradients(judge_loss, [judge])
+    judge_op = optimizer.apply_gradients(gradients, step)
     with tf.control_dependencies([judge_op]):
         after = tf.matmul(imitation, judge)
         loss = tf.math.reduce_variance(after) - tf.reduce_mean(after)
@@ -54,6 +56,7 @@ def _adversaries(features, labels, mode):
     values = {"judge_loss": judge_loss, "loss": loss, "both": loss + judge_loss}
     values |= {"of_judge": tf.norm(judge), "fake": tf.norm(fake)}
     values |= {"after": tf.norm(after), "step": step}
+    values |= {"of_gradient": tf.norm(gradients[0][0])}
     for name, value in values.items():
         v1.summary.scalar(name, value)
         v1.add_to_collection(_VALUES, value)
@@ -99,6 +102,27 @@ def test_hooks_and_summaries_see_the_values_of_the_whole_batch(number, tmp_path)
     np.testing.assert_allclose(second[6], 1)
     (_, _, both), *_ = read_scalars(tmp_path / "1", "both")
     np.testing.assert_allclose(both, first[2], 1e-6)
+
+
+def _sparse(features, labels, mode):
+    """A summary sees the rows of a gradient of an update before the last one."""
+    del labels
+    x, table = features["x"], variable("table", 5, 2)
+    rows = tf.gather(table, tf.cast(tf.abs(x), tf.int32) % 5)
+    (gradient,) = tf.gradients(tf.reduce_mean(rows**2), [table])
+    v1.summary.scalar("norm", tf.norm(tf.convert_to_tensor(gradient)))
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    update = optimizer.apply_gradients([(gradient, table)])
+    with tf.control_dependencies([update]):
+        loss = tf.reduce_mean(tf.linalg.matvec(_hidden(x), variable("b", 2)))
+        loss += 0 * tf.nn.l2_loss(table.read_value())
+        train_op = _descend(loss, variable("b", 2))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_a_summary_of_a_sparse_gradient_that_is_gone_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must not fetch a sparse gradient"):
+        train(microbatch_model_fn(_sparse, 2), tmp_path, _input_fn)
 
 
 def _fetched_update(features, labels, mode):
