@@ -111,11 +111,14 @@ class Outside:
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
+        self._behind_changes = set()  # operations that waited for such changes
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
         if earlier:
             self._check_not_of_pipeline(ancestors(self._changes_before))
             inside = ancestors(op for phase in phases for op in phase.changes)
-            self._wait_for_none_of({*self._changes_before}, inside)
+            self._behind_changes = self._wait_for_none_of(
+                {*self._changes_before}, inside
+            )
 
     def needs(self, fetches) -> Needs:
         """Returns the batch's tensors that the fetches of its own run need.
@@ -242,13 +245,18 @@ class Outside:
         }
         self._wait_for_none_of(done, inside)
 
-    def _wait_for_none_of(self, done: set, inside: Iterable[tf.Operation]) -> None:
-        """Lets operations outside not wait for others."""
+    def _wait_for_none_of(
+        self, done: set, inside: Iterable[tf.Operation]
+    ) -> set[tf.Operation]:
+        """Lets operations outside not wait for others; returns those that did."""
+        waited = set()
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
+                waited.add(operation)
+        return waited
 
     def _check_not_of_pipeline(self, needed: dict) -> None:
         """Raises ValueError if an update before the last one reads another batch."""
@@ -311,6 +319,7 @@ class Outside:
             for item in items
             if getattr(item, "op", item) not in of_batch | late
             and self._reads(item, written)
+            and self._behind_changes.isdisjoint(self._walk([item], self._is_known)[0])
         ]
         values = [tensor for tensor in ends if not is_fed(tensor)]
         _, more = self._walk([*values, *before], is_fed)

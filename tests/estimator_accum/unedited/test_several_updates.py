@@ -53,10 +53,11 @@ def _adversaries(features, labels, mode):
         loss = tf.math.reduce_variance(after) - tf.reduce_mean(after)
         optimizer = v1.train.MomentumOptimizer(0.1, 0.9, name="Maker")
         train_op = optimizer.minimize(loss, None, [maker])
+        moved = tf.norm(judge.read_value())
     values = {"judge_loss": judge_loss, "loss": loss, "both": loss + judge_loss}
     values |= {"of_judge": tf.norm(judge), "fake": tf.norm(fake)}
     values |= {"after": tf.norm(after), "step": step}
-    values |= {"of_gradient": tf.norm(gradients[0][0])}
+    values |= {"of_gradient": tf.norm(gradients[0][0]), "moved": moved}
     for name, value in values.items():
         v1.summary.scalar(name, value)
         v1.add_to_collection(_VALUES, value)
