@@ -676,7 +676,7 @@ def _describe_runs(passes: list[int]) -> str:
     runs = {1: "once", 2: "twice"}.get(total, f"{total} times")
     if number > 1:
         runs += f" for {number} updates in turn"
-    return runs if total <= number else f"{runs}: its loss compares examples"
+    return runs if total <= number else f"{runs}: its loss or a layer compares examples"
 
 
 def _passes_of(phase: StepPhase) -> list[Turn]:
