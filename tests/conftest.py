@@ -46,6 +46,7 @@ def pytest_configure(config):
     programs.fork_from_now_on()
     programs.write_no_graph_files()
     programs.optimize_few_graphs()
+    programs.optimize_functions(False)
     tf = importlib.import_module("estimator_accum.compat").enable_estimator()
     if tf.__version__.startswith(("2.8.", "2.9.", "2.10.")):  # all are the older ones
         tf.keras.optimizers.legacy = tf.keras.optimizers

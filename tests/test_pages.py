@@ -53,7 +53,7 @@ _SHORTER = {
     "scripts/experiments/compare_batches.py": "scripts/experiments/"
     "compare_batches.py {} --updates=2",
 }
-_NOT_CODE = ("text", "console", "diff")
+_NOT_CODE = ("text", "console", "diff", "py")  # py: parts of code
 _NOT_RUN = {
     "./scripts/test": "it runs this test",
     "./scripts/quickstart": "the session of first_five_minutes runs it",

@@ -4,6 +4,7 @@ A train op that is made inside has the batch as its window: `WholeBatch`, of
 estimator_accum/microbatch/batch.py. Replicas build their graphs in threads of their own.
 """
 
+import contextlib
 import threading
 
 import tensorflow as tf
@@ -40,6 +41,13 @@ def set_batches(graph: tf.Graph, batches: list) -> None:
     setattr(graph, _BATCHES, batches)
 
 
-def set_current_batch(batch) -> None:
-    """Makes a `WholeBatch`, or None, the window of train ops that this thread makes."""
+@contextlib.contextmanager
+def made_inside(batch):
+    """Context in which a `WholeBatch`, or None, is the window of this thread's train ops."""
+    before = {**vars(_current)}  # not that of a graph, which is left in between
     _current.batch = batch
+    try:
+        yield
+    finally:
+        vars(_current).clear()
+        vars(_current).update(before)

@@ -1,6 +1,5 @@
 """A window that is one batch, of which the graph sees one micro-batch at a time."""
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterable
 
@@ -15,7 +14,7 @@ from estimator_accum.core.accumulators import (
     variables_of,
 )
 from estimator_accum.core.clock import Clock
-from estimator_accum.core.current_batch import current_batch, set_current_batch
+from estimator_accum.core.current_batch import made_inside
 from estimator_accum.core.slice_list import SliceList, clear
 from estimator_accum.graph.outermost import in_graph
 from estimator_accum.graph.variables import read
@@ -118,15 +117,9 @@ class WholeBatch(Clock):
         """Returns whether a train op of this library trains on this batch."""
         return self.weight is not None
 
-    @contextlib.contextmanager
     def as_current(self):
-        """Makes this batch the window of the train ops that are made inside."""
-        before = current_batch()
-        set_current_batch(self)
-        try:
-            yield
-        finally:
-            set_current_batch(before)
+        """Returns a context in which this batch is the window of train ops."""
+        return made_inside(self)
 
     def feeds(self, begin: int, size: int, rows: int, number: int, recompute: bool):
         """Returns the feeds of one micro-batch, by the names of tensors.

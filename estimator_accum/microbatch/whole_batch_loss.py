@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from estimator_accum.core.arguments import check_loss
-from estimator_accum.core.current_batch import current_batch, set_current_batch
+from estimator_accum.core.current_batch import current_batch, made_inside
 from estimator_accum.core.interception import without_interception
 from estimator_accum.graph.branches import is_in_branch
 from estimator_accum.graph.names import VARIABLES, is_draw
@@ -265,12 +265,9 @@ def _computed(
     """Returns the loss, and the tensors with gradients that it uses beside `everything`."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
-    set_current_batch(None)  # what loss_fn makes is of no micro-batch
-    try:
-        with without_interception():  # such as a penalty of gradients
-            loss = check_loss(loss_of(everything))
-    finally:
-        set_current_batch(batch)
+    # What loss_fn makes, such as a penalty of gradients, is of no micro-batch.
+    with made_inside(None), without_interception():
+        loss = check_loss(loss_of(everything))
     after = graph.get_operations()[before:]
     needed = ancestors([loss.op])
     created = [op for op in after if op in needed]

@@ -33,7 +33,7 @@ def test_loss_of_a_constant_is_the_entropy_or_the_variance(labels, loss):
         (1, 0.7, 0.61, "dev: every prediction is one class, 1, which 0.7000 of the ex"),
         (0, 0.3, 0.9, "one class, 0, which 0.3000 of .*; the loss is 0.9000, and ln.2"),
         (-1, 0.6, _LN, "0.6931, and the accuracy is not above 0.7000, the share of "),
-        (-1, 0.7, 0.612, "the loss is 0.6120, .* the model has not learned. Try a low"),
+        (-1, 0.7, 0.612, "the loss is 0.6120, .* the model has not learned. If the"),
         (-1, 0.8, _LN, None),  # it knows more than it is sure of
         (-1, 0.7, 0.9, None),
         (-1, 0.9, 0.3, None),

@@ -192,8 +192,8 @@ def test_operations_that_one_waits_for_have_one_order(fresh_graph):
 def test_functions_are_read_once_for_all_their_variables(monkeypatch):
     libraries, names = [], []
 
-    def library_of_functions():
-        libraries.append(functions.library_of_functions())
+    def library_of_functions(*graphs):
+        libraries.append(functions.library_of_functions(*graphs))
         return libraries[-1]
 
     def producer_of(name):

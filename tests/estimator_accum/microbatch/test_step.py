@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import micro_batch_seed, microbatch_step
+from estimator_accum.core.current_batch import current_batch
 from estimator_accum.microbatch import executors
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
@@ -1093,6 +1094,12 @@ def test_views_that_are_joined_are_split_until_they_are_combined(caplog, way):
     if way is None:
         for ours, whole in zip(*map(tf.nest.flatten, (results, step(_X))), strict=True):
             np.testing.assert_allclose(ours, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_no_step_is_the_window_of_a_train_op_that_is_made_later():
+    kernel = _weights(6, 3)
+    microbatch_step(lambda x: _gradient(kernel, x), 4)(_X)
+    assert current_batch() is None
 
 
 def test_several_threads_may_call_a_step():

@@ -368,10 +368,10 @@ def optimize_few_graphs() -> None:
         begin(self, target, graph, config)
 
     session.__init__ = begin_unoptimized
-    _optimize_functions(False)
 
 
-def _optimize_functions(is_on: bool) -> None:
+def optimize_functions(is_on: bool) -> None:
+    """Turns the optimizer of functions on or off, after which eager execution stays on."""
     config = importlib.import_module("tensorflow").config
     config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_on})
 
@@ -381,12 +381,12 @@ def graph_optimizer():
     """Context in which TensorFlow optimizes the graphs of sessions and functions."""
     global _is_optimizing
     before, _is_optimizing = _is_optimizing, True
-    _optimize_functions(True)
+    optimize_functions(True)
     try:
         yield
     finally:
         _is_optimizing = before
-        _optimize_functions(before)
+        optimize_functions(before)
 
 
 def _trace_of_program(error: BaseException):
