@@ -21,6 +21,7 @@ from estimator_accum.graph.internals import set_control_inputs
 from estimator_accum.graph.walks import (
     ancestors,
     control_inputs_of,
+    data_ancestors,
     data_descendants,
     path_to,
     walk,
@@ -319,7 +320,6 @@ class Outside:
             for item in items
             if getattr(item, "op", item) not in of_batch | late
             and self._reads(item, written)
-            and self._behind_changes.isdisjoint(self._walk([item], self._is_known)[0])
         ]
         values = [tensor for tensor in ends if not is_fed(tensor)]
         _, more = self._walk([*values, *before], is_fed)
@@ -328,7 +328,7 @@ class Outside:
         taken = [tensor for ref, tensor in ends.items() if ref not in self._given]
         for tensor in before:
             of_run, ends = self._walk([tensor], is_end)
-            slots = self._handles | self._staged
+            slots = self._handles | self._staged | self._behind_changes
             is_of_batch = ends or not slots.isdisjoint(of_run)
             (values if is_of_batch else taken).append(tensor)
         if self._changes_before:
@@ -431,7 +431,7 @@ class Outside:
         cleared = self._handles.intersection(written_by(self._changes_before))
         for operation in needed if cleared else ():
             is_sum = hasattr(operation, SUM_OF)
-            if is_sum and self._reads(operation.outputs[0], cleared):
+            if is_sum and not cleared.isdisjoint(data_ancestors([operation])):
                 raise ValueError(
                     "Hooks and summaries must not fetch a sparse gradient of an update "
                     f"before the last one. Received: {operation.name}, the gradient of "

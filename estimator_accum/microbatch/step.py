@@ -228,6 +228,9 @@ class Step:
             self._traces = {
                 key: old for key, old in self._traces.items() if not _is_gone(key)
             }
+            self._general = {
+                key: specs for key, specs in self._general.items() if not _is_gone(key)
+            }
             since = time.monotonic()
             trace = self._trace(batch, args, kwargs)
             secs = time.monotonic() - since

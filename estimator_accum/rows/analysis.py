@@ -504,8 +504,9 @@ class Analysis:
         number, limit = map(self.value, operation.inputs)
         if operation.type == "Less":
             number, limit = limit, number
-        is_known = number is not None and limit is not None and number.ndim == 0
-        return is_known and (number[()], limit[()]) == (N, Size(0))
+        if number is None or limit is None or number.ndim or limit.ndim:
+            return False
+        return (number[()], limit[()]) == (N, Size(0))
 
     def _of_values(self, operation: tf.Operation, reason: str) -> list[State]:
         """Returns the states of integer outputs; raises Mixed if one is not known."""

@@ -230,7 +230,8 @@ class Times:
         if operation in self._changing:
             earlier += self._earlier(operation, self._looking_up)
         needed = needed_by(operation)
-        if operation not in self._changing:  # it computes the same without waiting
+        # It computes the same without waiting; a group of checks is when they are.
+        if operation not in self._changing and operation not in self._showing:
             inputs = {tensor.op for tensor in operation.inputs}
             needed = [op for op in needed if op in inputs or op not in self._showing]
         return [*needed, *earlier]

@@ -681,6 +681,8 @@ _MIXED = {
         _checked(x, lambda x: tf.reduce_mean(x) > 0),
         _checked(x, lambda x: tf.shape(x)[0] > 3),
         _checked(x, lambda x: 3 < tf.shape(x)[0]),
+        _checked(x, lambda x: tf.reduce_all(tf.range(3) < tf.shape(x)[0])),
+        _checked(x, lambda x: tf.reduce_all(tf.shape(x)[0] > tf.range(3))),
         _checked(x, lambda x: tf.reduce_max(x) > 0),
         _checked(x, lambda x: 0 >= tf.reduce_min(x)),
         _checked(x, lambda x: tf.reduce_max(x) < tf.reduce_sum(x)),

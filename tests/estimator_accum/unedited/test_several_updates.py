@@ -1,5 +1,6 @@
 """A model_fn whose gradients read variables that its earlier updates have changed."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -47,17 +48,21 @@ def _adversaries(features, labels, mode):
     step = v1.train.get_global_step()
     optimizer = v1.train.AdamOptimizer(0.1)
     gradients = optimizer.compute_gradients(judge_loss, [judge])
-    judge_op = optimizer.apply_gradients(gradients, step)
+    old = judge.read_value()
+    with tf.control_dependencies([old]):
+        judge_op = optimizer.apply_gradients(gradients, step)
     with tf.control_dependencies([judge_op]):
         after = tf.matmul(imitation, judge)
         loss = tf.math.reduce_variance(after) - tf.reduce_mean(after)
         optimizer = v1.train.MomentumOptimizer(0.1, 0.9, name="Maker")
         train_op = optimizer.minimize(loss, None, [maker])
         moved = tf.norm(judge.read_value())
+        change = tf.norm(judge.read_value() - old)
     values = {"judge_loss": judge_loss, "loss": loss, "both": loss + judge_loss}
     values |= {"of_judge": tf.norm(judge), "fake": tf.norm(fake)}
     values |= {"after": tf.norm(after), "step": step}
     values |= {"of_gradient": tf.norm(gradients[0][0]), "moved": moved}
+    values["change"] = change
     for name, value in values.items():
         v1.summary.scalar(name, value)
         v1.add_to_collection(_VALUES, value)
@@ -105,15 +110,17 @@ def test_hooks_and_summaries_see_the_values_of_the_whole_batch(number, tmp_path)
     np.testing.assert_allclose(both, first[2], 1e-6)
 
 
-def _sparse(features, labels, mode):
+def _sparse(features, labels, mode, *, is_dense):
     """A summary sees the rows of a gradient of an update before the last one."""
     del labels
     x, table = features["x"], variable("table", 5, 2)
     rows = tf.gather(table, tf.cast(tf.abs(x), tf.int32) % 5)
-    (gradient,) = tf.gradients(tf.reduce_mean(rows**2), [table])
-    v1.summary.scalar("norm", tf.norm(tf.convert_to_tensor(gradient)))
+    kernel = variable("kernel", 2)
+    gradients = tf.gradients(tf.reduce_mean((rows * kernel) ** 2), [table, kernel])
+    shown = tf.convert_to_tensor(gradients[is_dense])
+    v1.summary.scalar("norm", tf.norm(shown))
     optimizer = v1.train.GradientDescentOptimizer(0.1)
-    update = optimizer.apply_gradients([(gradient, table)])
+    update = optimizer.apply_gradients(zip(gradients, [table, kernel], strict=True))
     with tf.control_dependencies([update]):
         loss = tf.reduce_mean(tf.linalg.matvec(_hidden(x), variable("b", 2)))
         loss += 0 * tf.nn.l2_loss(table.read_value())
@@ -123,7 +130,18 @@ def _sparse(features, labels, mode):
 
 def test_a_summary_of_a_sparse_gradient_that_is_gone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must not fetch a sparse gradient"):
-        train(microbatch_model_fn(_sparse, 2), tmp_path, _input_fn)
+        model_fn = functools.partial(_sparse, is_dense=False)
+        train(microbatch_model_fn(model_fn, 2), tmp_path, _input_fn)
+
+
+def test_a_summary_of_a_dense_gradient_beside_a_sparse_one_is_written(tmp_path):
+    model_fn = functools.partial(_sparse, is_dense=True)
+    norms = []
+    for i, make in enumerate((model_fn, microbatch_model_fn(model_fn, 2))):
+        train(make, tmp_path / str(i), _input_fn)
+        norms.append([norm for *_, norm in read_scalars(tmp_path / str(i), "norm")])
+    np.testing.assert_allclose(*norms, 1e-6)
+    assert min(norms[0]) > 0
 
 
 def _fetched_update(features, labels, mode):
