@@ -25,6 +25,8 @@ _SPLITS = {"32 x 1": 1, "8 x 4": 4}  # micro-steps
 _UPDATES, _SUMS = 16, 9  # of one run; the fastest sum counts, as in cola
 _ONE, _HALF, _TWO = "one process", "one process, 16 sentences", "two processes"
 _BESIDE, _BOUND = "one process, side by side", "bound side by side"
+_TWICE = "one process, micro-batches of twice the size"  # the memory of side by side
+_WAYS = (_ONE, _HALF, _TWO, _BESIDE, _TWICE)
 _GRADIENTS, _SUM = "gradients of ", "sum of two gradients"
 
 
@@ -67,6 +69,9 @@ def _secs(size: str, micro_steps: int, rounds: int) -> dict[str, list[float]]:
         _TWO: halves,
         _BESIDE: [shared | {"taken": [0, 1], "threads": [half, 2]}],
     }
+    if micro_steps > 1:
+        twice = {"micro_steps": micro_steps // 2, "shares": 1, "taken": [0]}
+        ways[_TWICE] = [spec | twice]
     for way in (_ONE, _TWO):
         ways[_GRADIENTS + way] = [s | {"has_update": False} for s in ways[way]]
     programs = {
@@ -98,7 +103,7 @@ def _rates(secs: dict[str, list[float]], has_sum: bool) -> dict[str, list[float]
     """Returns the examples a second of all ways, and of the bound."""
     gradients = secs[_GRADIENTS + _TWO], secs[_GRADIENTS + _ONE]
     terms = zip(*gradients, secs[_ONE], secs[_SUM], strict=True)
-    ways = {way: secs[way] for way in (_ONE, _HALF, _TWO, _BESIDE)}
+    ways = {way: s for way, s in secs.items() if way in _WAYS}
     ways[_BOUND] = [two - one + update + has_sum * s for two, one, update, s in terms]
     sentences = {way: len(_LENGTHS) for way in ways} | {_HALF: len(_LENGTHS) // 2}
     return {way: [sentences[way] / s for s in ways[way]] for way in ways}
