@@ -12,7 +12,8 @@ blocks get an axis of their own, and are joined again from the rows of the batch
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import context_of, set_input
+from estimator_accum.graph.copies import replace
+from estimator_accum.graph.internals import context_of
 from estimator_accum.microbatch.own_optimizer.head import Border, View
 from estimator_accum.microbatch.own_optimizer.patches import PASSES_ON
 from estimator_accum.rows.rules.blocks import blocks_of
@@ -67,8 +68,5 @@ def _join_again(view: View, tensor: tf.Tensor) -> tf.Tensor:
         joined.set_shape(tensor.shape)
     for operation in (blocks.op, rows.op, joined.op):
         setattr(operation, PASSES_ON, True)
-    for operation in readers:
-        for i, read in enumerate(operation.inputs):
-            if read is tensor:
-                set_input(operation, i, joined)
+    replace(tensor, joined, readers)
     return joined

@@ -72,22 +72,19 @@ class Times:
         layers = self.of_batch & data_ancestors(tops).keys()
         with graph.as_default():
             library = library_of_functions()
-            self.changes = [
-                operation
-                for operation in operations
-                if not any(tensor.op in handles for tensor in operation.inputs)
-                if not hasattr(operation, OWN_CHECK)
-                if changes_something(operation, library)
-                or (_shows(operation, library) and operation not in layers)
-            ]
+            self.changes, self._showing = [], set()
+            for operation in operations:
+                has_handle = any(tensor.op in handles for tensor in operation.inputs)
+                if has_handle or hasattr(operation, OWN_CHECK):
+                    continue
+                if changes_something(operation, library):
+                    self.changes.append(operation)
+                elif _shows(operation, library) and operation not in layers:
+                    self.changes.append(operation)
+                    self._showing.add(operation)
             self._writers = writers_of(self.changes, handles)
         self._changing = {*self.changes}
         self._waited_for = {*self.changes}
-        self._showing = {
-            operation
-            for operation in self.changes
-            if not changes_something(operation, library)
-        }
         for operation in operations:
             needed = {*needed_by(operation)}
             if operation.type in ("Identity", "NoOp") and needed:  # as of an assertion
