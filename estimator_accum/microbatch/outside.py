@@ -112,14 +112,11 @@ class Outside:
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
-        self._behind_changes = set()  # operations that waited for such changes
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
         if earlier:
             self._check_not_of_pipeline(ancestors(self._changes_before))
             inside = ancestors(op for phase in phases for op in phase.changes)
-            self._behind_changes = self._wait_for_none_of(
-                {*self._changes_before}, inside
-            )
+            self._wait_for_none_of({*self._changes_before}, inside)
 
     def needs(self, fetches) -> Needs:
         """Returns the batch's tensors that the fetches of its own run need.
@@ -246,18 +243,13 @@ class Outside:
         }
         self._wait_for_none_of(done, inside)
 
-    def _wait_for_none_of(
-        self, done: set, inside: Iterable[tf.Operation]
-    ) -> set[tf.Operation]:
-        """Lets operations outside not wait for others; returns those that did."""
-        waited = set()
+    def _wait_for_none_of(self, done: set, inside: Iterable[tf.Operation]) -> None:
+        """Lets operations outside not wait for others."""
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
-                waited.add(operation)
-        return waited
 
     def _check_not_of_pipeline(self, needed: dict) -> None:
         """Raises ValueError if an update before the last one reads another batch."""
@@ -274,19 +266,22 @@ class Outside:
         Sums of gradients stay as they are until the next batch.
 
         Raises:
-            ValueError: If rows of examples are computed from such a variable.
+            ValueError: If rows of examples are computed from such a variable, or a value
+                between two of its changes.
         """
-        is_as_before, of_batch = self._phases[-1].is_as_before, self._of_batch()
-        number, reads = len(self._phases) - 1, []
+        times, of_batch = self._phases[-1].times, self._of_batch()
+        last, reads = len(self._phases) - 1, []
 
         def is_needed(operation: tf.Operation) -> bool:
             return not any(tensor.ref() in self._given for tensor in operation.outputs)
 
         needed = ancestors((tensor.op for tensor in tensors), is_needed)
         for operation in needed:
-            if is_as_before(operation, number) or hasattr(operation, SUM_OF):
+            if times.is_as_before(operation, last) or hasattr(operation, SUM_OF):
                 continue
-            if operation in of_batch or not all(map(can_be_fed, operation.outputs)):
+            is_early = times.is_of_beginning(operation, last)
+            is_early &= operation not in of_batch
+            if not is_early or not all(map(can_be_fed, operation.outputs)):
                 raise ValueError(
                     "Hooks and summaries of a model_fn whose optimizers change variables "
                     "in order must fetch losses, scalars between them and the results of "
@@ -328,8 +323,9 @@ class Outside:
         taken = [tensor for ref, tensor in ends.items() if ref not in self._given]
         for tensor in before:
             of_run, ends = self._walk([tensor], is_end)
-            slots = self._handles | self._staged | self._behind_changes
+            slots = self._handles | self._staged
             is_of_batch = ends or not slots.isdisjoint(of_run)
+            is_of_batch |= self._reads_change(of_run)
             (values if is_of_batch else taken).append(tensor)
         if self._changes_before:
             self._check_not_cleared(ancestors(tensor.op for tensor in values))
@@ -362,6 +358,13 @@ class Outside:
             variable_of(t) for op in needed for t in op.inputs if may_be_variable(t)
         }
         return not variables.isdisjoint(read)
+
+    def _reads_change(self, operations: Iterable[tf.Operation]) -> bool:
+        """Returns whether one of some operations reads a change of an earlier phase."""
+        if not self._changes_before:
+            return False
+        times, last = self._phases[-1].times, len(self._phases) - 1
+        return not all(times.is_of_beginning(op, last) for op in operations)
 
     def _is_known(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is fed in the batch's own run, or may be."""

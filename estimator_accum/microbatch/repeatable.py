@@ -147,6 +147,11 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     return bool(changing_kinds(operation, library))
 
 
+def shows_something(operation: tf.Operation, library: dict) -> bool:
+    """Returns whether an operation, or one that it calls, shows or checks something."""
+    return not SHOWING.isdisjoint(kinds_in(operation, library))
+
+
 def changing_kinds(operation: tf.Operation, library: dict) -> list[str]:
     """Returns the types by which an operation changes a lasting state, and its functions.
 

@@ -1,6 +1,6 @@
 """Parts of the graph of a batch, complete."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -50,8 +50,8 @@ class StepPhase(NamedTuple):
         changes: Operations that run once, after the passes.
         kept: Values that this phase computes, and that later ones need.
         earlier: Reported tensors of earlier phases, with whose values its runs are fed.
-        is_as_before: Whether a phase, given by its number, may run an operation of an
-            earlier one; None if there is none.
+        times: When operations run, with what they read; None if this is the only phase
+            of a model_fn.
     """
 
     replicas: list[ReplicaBatch]
@@ -59,7 +59,7 @@ class StepPhase(NamedTuple):
     changes: list[tf.Operation]
     kept: list[tf.Tensor]
     earlier: list[tf.Tensor]
-    is_as_before: Callable | None
+    times: Any
 
 
 def complete(

@@ -504,9 +504,9 @@ class Analysis:
         number, limit = map(self.value, operation.inputs)
         if operation.type == "Less":
             number, limit = limit, number
-        if number is None or limit is None or number.ndim or limit.ndim:
+        if number is None or limit is None or number.ndim:
             return False
-        return (number[()], limit[()]) == (N, Size(0))
+        return number[()] == N and all(size == Size(0) for size in limit.flat)
 
     def _of_values(self, operation: tf.Operation, reason: str) -> list[State]:
         """Returns the states of integer outputs; raises Mixed if one is not known."""

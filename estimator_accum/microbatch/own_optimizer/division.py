@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.internals import context_of, set_control_inputs
-from estimator_accum.graph.names import SHOWING
 from estimator_accum.graph.walks import (
     ancestors,
     control_inputs_of,
@@ -21,7 +20,11 @@ from estimator_accum.graph.walks import (
     path_to,
 )
 from estimator_accum.graph.writers import is_reference, variable_of, writers_of
-from estimator_accum.microbatch.repeatable import changes_something, changing_kinds
+from estimator_accum.microbatch.repeatable import (
+    changes_something,
+    changing_kinds,
+    shows_something,
+)
 from estimator_accum.microbatch.work import Work, Works, sum_of
 
 
@@ -191,7 +194,7 @@ def _changes_and_what_waits(
     changes = {
         operation
         for operation in ancestors(roots).keys() - forward.keys()
-        if operation.type in SHOWING or graph.changes(operation)
+        if shows_something(operation, graph.library) or graph.changes(operation)
     }
     changes |= {*moved}
     return changes | descendants(changes)

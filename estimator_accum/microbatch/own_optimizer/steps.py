@@ -150,11 +150,7 @@ def complete_phases(
         changes = [operation for operation in plan.roots if operation not in returned]
         changes += [operation for model in models[i] for operation in model.clear]
         tensors = [tensor for operation in kept[i] for tensor in operation.outputs]
-        built.append(
-            StepPhase(
-                replicas[i], ready, changes, tensors, earlier[i], times.is_as_before
-            )
-        )
+        built.append(StepPhase(replicas[i], ready, changes, tensors, earlier[i], times))
     return built
 
 

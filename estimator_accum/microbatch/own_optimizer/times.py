@@ -10,13 +10,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import (
-    functions_of,
-    library_of_functions,
-    nodes_of,
-)
+from estimator_accum.graph.functions import functions_of, library_of_functions
 from estimator_accum.graph.internals import set_control_inputs
-from estimator_accum.graph.names import SHOWING
 from estimator_accum.graph.walks import (
     ancestors,
     control_inputs_of,
@@ -35,7 +30,7 @@ from estimator_accum.graph.writers import (
     writers_of,
     written_handles,
 )
-from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.repeatable import changes_something, shows_something
 from estimator_accum.microbatch.work import OWN_CHECK
 
 _BEFORE = -1  # all phases
@@ -79,7 +74,7 @@ class Times:
                     continue
                 if changes_something(operation, library):
                     self.changes.append(operation)
-                elif _shows(operation, library) and operation not in layers:
+                elif shows_something(operation, library) and operation not in layers:
                     self.changes.append(operation)
                     self._showing.add(operation)
             self._writers = writers_of(self.changes, handles)
@@ -87,7 +82,7 @@ class Times:
         self._waited_for = {*self.changes}
         for operation in operations:
             needed = {*needed_by(operation)}
-            if operation.type in ("Identity", "NoOp") and needed:  # as of an assertion
+            if operation.type in ("Identity", "NoOp"):  # as of an assertion
                 if not self._waited_for.isdisjoint(needed):
                     self._waited_for.add(operation)
                 if self._showing.issuperset(needed):
@@ -159,7 +154,7 @@ class Times:
             losses: Losses of each phase.
         """
         del losses
-        passes = ancestors(itertools.chain.from_iterable(passes))
+        passes = walk(itertools.chain.from_iterable(passes), self._needed_beside_waits)
         for operation in self._times:
             waits = operation.control_inputs
             stays = [
@@ -174,14 +169,30 @@ class Times:
             if len(stays) < len(waits):
                 set_control_inputs(operation, stays)
 
+    def _needed_beside_waits(self, operation: tf.Operation) -> list[tf.Operation]:
+        """Returns the operations that one needs, without waits for changes."""
+        inputs = {tensor.op for tensor in operation.inputs}
+        return [
+            other
+            for other in needed_by(operation)
+            if other in inputs or other not in self._waited_for
+        ]
+
     def _is_overwritten(self, operation: tf.Operation, phase: int) -> bool:
         """Returns whether an operation reads a variable that is another one by a phase."""
-        return any(
-            self._times[writer] < phase and not self._follows(operation, writer)
+        changes = self._changes_before(operation, phase)
+        return not all(self._follows(operation, change) for change in changes)
+
+    def _changes_before(
+        self, operation: tf.Operation, phase: int
+    ) -> list[tf.Operation]:
+        """Returns the changes of an operation's variables in the phases before one."""
+        return [
+            writer
             for variable in self._variables(operation)
             for writer in self._writers.get(variable, ())
-            if writer is not operation
-        )
+            if writer is not operation and self._times[writer] < phase
+        ]
 
     def _follows(self, operation: tf.Operation, change: tf.Operation) -> bool:
         """Returns whether an operation comes after a change in the step."""
@@ -383,6 +394,11 @@ class TimesOfModelFn(Times):
                         "microbatch_step."
                     )
 
+    def is_of_beginning(self, operation: tf.Operation, phase: int) -> bool:
+        """Returns whether an operation reads no change of the phases before one."""
+        changes = self._changes_before(operation, phase)
+        return not any(self._follows(operation, change) for change in changes)
+
     def _check_not_shared(self, operation: tf.Operation, phase: int) -> None:
         is_earlier = _BEFORE < self.of(operation) < phase
         if is_earlier and operation.inputs and self._is_shared(operation):
@@ -455,9 +471,3 @@ class TimesOfModelFn(Times):
             waits = [other for other in waits if other in self.of_batch]
         updates = self._updates_of(self._variables(operation), operation)
         return [*(tensor.op for tensor in operation.inputs), *waits, *updates]
-
-
-def _shows(operation: tf.Operation, library: dict) -> bool:
-    """Returns whether an operation, or one that it calls, shows or checks something."""
-    inner = nodes_of(functions_of(operation), library)
-    return operation.type in SHOWING or any(node.op in SHOWING for node in inner)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from estimator_accum import micro_batch_seed, microbatch_step
 from estimator_accum.core.current_batch import current_batch
+from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch import executors
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
@@ -1329,18 +1330,25 @@ def test_only_the_last_signature_keeps_a_batch_and_sums():
         assert [i for i, held in enumerate(is_held) if held] == [last]
 
 
-def test_a_model_that_is_an_argument_lives_no_longer_than_outside():
+@pytest.mark.parametrize("is_general", [False, True])
+def test_a_model_that_is_an_argument_lives_no_longer_than_outside(is_general):
     class Model:
         def __init__(self):
             self.kernel = _weights(6, 3)
 
-    ours, gone = microbatch_step(lambda model, x: _gradient(model.kernel, x), 2), []
+    def step(model, x):
+        return _gradient(model.kernel, x)
+
+    if is_general:
+        step = tf.function(step, reduce_retracing=True)
+    ours, gone = microbatch_step(step, 2), []
     for _ in range(2):
         model = Model()
         gone.append(weakref.ref(model))
         for _ in range(2):
             ours(model, _X)
     assert len(ours._traces) == 1
+    assert len(ours._general) == is_general
     gc.collect()
     assert [model() is None for model in gone] == [True, False]
 
@@ -1355,6 +1363,23 @@ def test_slots_live_as_long_as_the_step():
     gc.collect()
     microbatch_step(lambda x: x, 2)(_X)  # the next call frees them
     handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=None, shared_name=names[0])
+    assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
+
+
+def test_a_device_that_cannot_have_a_slot_is_passed_over(monkeypatch):
+    slot = {"dtype": tf.float64, "shape": [], "shared_name": "slot_of_one_device"}
+    handle = tf.raw_ops.VarHandleOp(**slot)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=np.float64(1))
+    devices = {"CPU": "CPU:0", "GPU": "GPU:7"}
+    list_devices = {k: [types.SimpleNamespace(name=n)] for k, n in devices.items()}
+    monkeypatch.setattr(tf.config, "list_logical_devices", list_devices.get)
+    monkeypatch.setattr(executors, "UNUSED", [slot])
+    is_soft = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        executors.destroy_unused_slots()
+    finally:
+        tf.config.set_soft_device_placement(is_soft)
     assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
 
 
@@ -1667,6 +1692,37 @@ def test_a_check_that_the_loss_waits_for_begins_no_phase():
     assert len(trace._phases) == 1
     with pytest.raises(tf.errors.InvalidArgumentError):
         split(_X * 1000)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_change_waits_for_a_group_of_checks(is_inside):
+    kernels, network = _network(6, 1)
+    count = tf.Variable(0.0)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            norms = tf.cast(tf.norm(x, axis=1), tf.float32)
+            # TensorFlow knows the rank, so its check is empty.
+            checks = (
+                tf.debugging.assert_rank(x, 2),
+                tf.debugging.assert_less(norms, 99.0),
+            )
+            with tf.control_dependencies([tf.group(*checks)]):
+                count.assign_add(1.0)
+                if is_inside:
+                    loss = tf.reduce_mean(network(x) ** 2)
+            if not is_inside:
+                loss = tf.reduce_mean(network(x) ** 2)
+        _descend(tape, loss, kernels)
+        return loss
+
+    split = microbatch_step(step, 4)
+    split(_X)
+    (trace,) = split._traces.values()
+    (phase,) = trace._phases
+    (change,) = (op for op in phase.changes if op.type == "AssignAddVariableOp")
+    # A run could not tell: without an order, either may be first.
+    assert {"If", "StatelessIf"} & {op.type for op in ancestors([change])}
 
 
 class _OrbitTrainer:

@@ -35,9 +35,11 @@ def test_a_batch_that_runs_out_of_memory_in_any_pass_is_rolled_back(script, memo
 
 
 _VALUES = "values"  # a collection
+# Numbers of its reads of variables beside an update, which race it in a plain run.
+_RACING = {3, 4, 6}
 
 
-def _adversaries(features, labels, mode):
+def _adversaries(features, labels, mode, *, has_summaries=True):
     """As an Estimator trains them, with summaries and a fetch of each kind."""
     del labels
     x, z = features["x"], features["z"]
@@ -52,9 +54,11 @@ def _adversaries(features, labels, mode):
     with tf.control_dependencies([old]):
         judge_op = optimizer.apply_gradients(gradients, step)
     with tf.control_dependencies([judge_op]):
-        after = tf.matmul(imitation, judge)
+        trained = judge.read_value()
+        after = tf.matmul(imitation, trained)
         loss = tf.math.reduce_variance(after) - tf.reduce_mean(after)
-        optimizer = v1.train.MomentumOptimizer(0.1, 0.9, name="Maker")
+        rate = 0.1 / tf.cast(step.read_value(), tf.float64)
+        optimizer = v1.train.MomentumOptimizer(rate, 0.9, name="Maker")
         train_op = optimizer.minimize(loss, None, [maker])
         moved = tf.norm(judge.read_value())
         change = tf.norm(judge.read_value() - old)
@@ -62,31 +66,44 @@ def _adversaries(features, labels, mode):
     values |= {"of_judge": tf.norm(judge), "fake": tf.norm(fake)}
     values |= {"after": tf.norm(after), "step": step}
     values |= {"of_gradient": tf.norm(gradients[0][0]), "moved": moved}
-    values["change"] = change
+    values |= {"change": change, "rate": rate, "trained": tf.reduce_sum(trained)}
     for name, value in values.items():
-        v1.summary.scalar(name, value)
         v1.add_to_collection(_VALUES, value)
-    v1.summary.histogram("rows", fake)
+        if has_summaries:
+            v1.summary.scalar(name, value)
+    v1.add_to_collection(_VALUES, trained)
+    if has_summaries:
+        v1.summary.histogram("rows", fake)
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
 class _Fetch(v1.train.SessionRunHook):
-    """Records values of the model_fn, in every run of the train op."""
+    """Records values of the model_fn, in every run of the train op.
 
-    def __init__(self):
-        self.values = []
+    Args:
+        is_one: Whether each run fetches one value, in turn.
+    """
+
+    def __init__(self, is_one=False):
+        self.is_one, self.values = is_one, []
 
     def before_run(self, run_context):
-        return v1.train.SessionRunArgs(v1.get_collection(_VALUES))
+        values = v1.get_collection(_VALUES)
+        if self.is_one:
+            values = values[len(self.values) % len(values)]
+        return v1.train.SessionRunArgs(values)
 
     def after_run(self, run_context, run_values):
         self.values.append(run_values.results)
 
 
-def _input_fn():
+def _input_fn(batches=2):
     random = np.random.default_rng(0)
-    features = {"x": random.normal(size=(46, 4)), "z": random.normal(size=(46, 3))}
-    return tf.data.Dataset.from_tensor_slices((features, np.zeros(46))).batch(23)
+    number = 23 * batches
+    features = {
+        name: random.normal(size=(number, n)) for name, n in (("x", 4), ("z", 3))
+    }
+    return tf.data.Dataset.from_tensor_slices((features, np.zeros(number))).batch(23)
 
 
 @pytest.mark.parametrize("number", [1, 3, "auto"])
@@ -97,17 +114,29 @@ def test_hooks_and_summaries_see_the_values_of_the_whole_batch(number, tmp_path)
         results.append(train(model_fn, tmp_path / str(i), _input_fn, [fetches[i]]))
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, 1e-12, 1e-12)
-    # A read of a variable beside its update races it in the plain run.
-    racing = {3, 4, 6}
     for values, plain in zip(*(fetch.values for fetch in fetches[::-1]), strict=True):
         for i, value in enumerate(values):
-            if i not in racing:
+            if i not in _RACING:
                 np.testing.assert_allclose(value, plain[i], 1e-12, 1e-12)
     first, second = fetches[1].values
     np.testing.assert_allclose(first[6], 0)
     np.testing.assert_allclose(second[6], 1)
     (_, _, both), *_ = read_scalars(tmp_path / "1", "both")
     np.testing.assert_allclose(both, first[2], 1e-6)
+
+
+def test_a_value_is_the_same_if_a_hook_fetches_it_alone(tmp_path):
+    fetches, results = [_Fetch(is_one=True), _Fetch(is_one=True)], []
+    model_fn = functools.partial(_adversaries, has_summaries=False)
+    for i, make in enumerate((model_fn, microbatch_model_fn(model_fn, 3))):
+        input_fn = functools.partial(_input_fn, batches=13)
+        results.append(train(make, tmp_path / str(i), input_fn, [fetches[i]], None))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, 1e-10, 1e-10)
+    pairs = zip(*(fetch.values for fetch in fetches), strict=True)
+    for i, (plain, value) in enumerate(pairs):
+        if i not in _RACING:
+            np.testing.assert_allclose(value, plain, 1e-10, 1e-10)
 
 
 def _sparse(features, labels, mode, *, is_dense):
@@ -162,6 +191,26 @@ def _fetched_update(features, labels, mode):
 def test_a_hook_that_would_make_an_update_again_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must not make a change again"):
         train(microbatch_model_fn(_fetched_update, 2), tmp_path, _input_fn, [_Fetch()])
+
+
+def _between(features, labels, mode):
+    """A value is computed between two updates before the last one."""
+    del labels
+    x, kernel, done = features["x"], variable("a", 4, 2), []
+    for _ in range(2):
+        with tf.control_dependencies(done):
+            done = [_descend(tf.reduce_mean(tf.matmul(x, kernel) ** 2), kernel)]
+        with tf.control_dependencies(done):
+            v1.add_to_collection(_VALUES, tf.norm(kernel.read_value()))
+    with tf.control_dependencies(done):
+        loss = tf.reduce_mean(tf.linalg.matvec(_hidden(x), variable("b", 2)))
+        train_op = _descend(loss, variable("b", 2))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_a_value_between_two_earlier_updates_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="come after all updates but the last"):
+        train(microbatch_model_fn(_between, 2), tmp_path, _input_fn, [_Fetch()])
 
 
 def _of_noise(features, labels, mode):
