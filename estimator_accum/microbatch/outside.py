@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn
 
 import tensorflow as tf
 
+from estimator_accum.graph.copies import define, insert, replace
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.internals import set_control_inputs
 from estimator_accum.graph.walks import (
@@ -117,6 +118,7 @@ class Outside:
             self._check_not_of_pipeline(ancestors(self._changes_before))
             inside = ancestors(op for phase in phases for op in phase.changes)
             self._wait_for_none_of({*self._changes_before}, inside)
+            self._read_sums_anew(inside)
 
     def needs(self, fetches) -> Needs:
         """Returns the batch's tensors that the fetches of its own run need.
@@ -251,6 +253,41 @@ class Outside:
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
 
+    def _read_sums_anew(self, inside: Mapping) -> None:
+        """Has sums of earlier phases read outside without waits for their changes.
+
+        Sums of gradients stay as they are until the next batch, but sparse ones.
+
+        Args:
+            inside: Operations that the changes of all phases need.
+        """
+        needed, sparse = ancestors(self._changes_before), self._cleared()
+        sums = [operation for operation in needed if hasattr(operation, SUM_OF)]
+        kept = [op for op in sums if sparse.isdisjoint(data_ancestors([op]))]
+        outputs = [[t for op in ops for t in op.outputs] for ops in (kept, sums)]
+        computed = data_descendants(outputs[0]).union(kept)
+        computed -= data_descendants([t for t in outputs[1] if t.op not in computed])
+        readers = {}
+        for operation in self._graph.get_operations():
+            if operation not in inside and operation not in self._passes:
+                for tensor in operation.inputs:
+                    if tensor.op in computed and tensor.op in inside:
+                        readers.setdefault(tensor.ref(), []).append(operation)
+        wanted = [key.deref() for key in readers]
+        copied = data_ancestors(tensor.op for tensor in wanted).keys() & computed
+        if any(map(self._changes, copied)):
+            return
+        inputs = [tensor for operation in copied for tensor in operation.inputs]
+        inputs = {tensor.name: tensor for tensor in inputs if tensor.op not in copied}
+        definition, _ = define(copied)
+        copies = insert(definition, inputs, wanted, "sums")
+        for tensor, copy in zip(wanted, copies, strict=True):
+            replace(tensor, copy, readers[tensor.ref()])
+
+    def _cleared(self) -> set[tf.Operation]:
+        """Returns the sums of sparse gradients that earlier phases have cleared."""
+        return self._handles.intersection(written_by(self._changes_before))
+
     def _check_not_of_pipeline(self, needed: dict) -> None:
         """Raises ValueError if an update before the last one reads another batch."""
         for operation in needed.keys() & self._pipeline:
@@ -308,8 +345,8 @@ class Outside:
             return is_fed(tensor) or is_value(tensor)
 
         users, ends = self._walk(items, is_end)
-        self._check_not_again(users, late)
         self._check_not_cleared(users)
+        self._check_not_again(users, late)
         before = [
             item
             for item in items
@@ -431,7 +468,7 @@ class Outside:
 
     def _check_not_cleared(self, needed: Iterable[tf.Operation]) -> None:
         """Raises ValueError if a sparse gradient of an update before the last is read."""
-        cleared = self._handles.intersection(written_by(self._changes_before))
+        cleared = self._cleared()
         for operation in needed if cleared else ():
             is_sum = hasattr(operation, SUM_OF)
             if is_sum and not cleared.isdisjoint(data_ancestors([operation])):

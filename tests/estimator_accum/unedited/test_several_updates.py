@@ -140,17 +140,18 @@ def test_a_value_is_the_same_if_a_hook_fetches_it_alone(tmp_path):
 
 
 def _sparse(features, labels, mode, *, is_dense):
-    """A summary sees the rows of a gradient of an update before the last one."""
+    """A summary sees a clipped gradient of an update before the last one."""
     del labels
     x, table = features["x"], variable("table", 5, 2)
     rows = tf.gather(table, tf.cast(tf.abs(x), tf.int32) % 5)
     kernel = variable("kernel", 2)
     gradients = tf.gradients(tf.reduce_mean((rows * kernel) ** 2), [table, kernel])
-    shown = tf.convert_to_tensor(gradients[is_dense])
-    v1.summary.scalar("norm", tf.norm(shown))
+    gradients = [tf.convert_to_tensor(gradients[0]), 2 * gradients[1]]
+    v1.summary.scalar("norm", tf.norm(gradients[is_dense]))
     optimizer = v1.train.GradientDescentOptimizer(0.1)
     update = optimizer.apply_gradients(zip(gradients, [table, kernel], strict=True))
-    with tf.control_dependencies([update]):
+    count = v1.get_variable("count", [], tf.int64, v1.zeros_initializer(), None, False)
+    with tf.control_dependencies([update, count.assign_add(1)]):
         loss = tf.reduce_mean(tf.linalg.matvec(_hidden(x), variable("b", 2)))
         loss += 0 * tf.nn.l2_loss(table.read_value())
         train_op = _descend(loss, variable("b", 2))
