@@ -1,5 +1,9 @@
 """Refusals of a cut batch: the remedy that a message names trains as the plain model_fn."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -384,3 +388,33 @@ def test_the_remedy_for_a_feature_of_the_whole_batch_trains_as_plain(name):
     theirs, _ = train(model_fn_of(_minimize), input_fn_of(mended), 3)
     weights, _ = train(ours, input_fn_of(mended), 3)
     np.testing.assert_allclose(weights["weights"], theirs["weights"], 1e-5, 1e-6)
+
+
+_NORMALIZED = """
+import numpy as np
+import tensorflow as tf
+
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+x = v1.placeholder(tf.float32, [None, 8, 8])
+gamma, beta = (v1.get_variable(name, [8], use_resource=True) for name in ("g", "b"))
+mean = tf.reduce_mean(2 * x, -1, keepdims=True)
+variance = tf.reduce_mean(tf.math.squared_difference(2 * x, mean), -1, keepdims=True)
+with v1.Session() as session:
+    session.run(v1.global_variables_initializer())
+    session.run({}, {{x: np.ones([1, 8, 8])}})
+"""
+_BY_HAND = "(2 * x - mean) * tf.math.rsqrt(variance + 1e-6) * gamma + beta"
+_BY_TENSORFLOW = "tf.nn.batch_normalization(2 * x, mean, variance, beta, gamma, 1e-6)"
+
+
+@pytest.mark.daily  # a process each
+@pytest.mark.parametrize(
+    ("result", "environment"),
+    [(_BY_TENSORFLOW, {}), (_BY_HAND, {"TF_ENABLE_ONEDNN_OPTS": "0"})],
+)
+def test_a_layer_normalization_runs_by_the_remedies_of_the_page(result, environment):
+    code = _NORMALIZED.format(result)
+    subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, check=True
+    )
