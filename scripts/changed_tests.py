@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Names the test files that a change is likely to break, the nearest ones.
+"""Names the tests that a change is likely to break, the nearest ones.
 
     ./scripts/test --changed          # the nearest tests
     ./scripts/test --changed --all    # all tests that depend on the change
@@ -10,7 +10,8 @@ on the modules of the names that it uses, and not on all names that the package 
 
 The nearest tests of a file import it, are named after it, or lie in the folder of its
 room. If only texts of a file have changed, its messages, docstrings and comments, the
-nearest tests are the first four with a string that the changed words match.
+nearest tests are those with a string that the changed words match, in the first four files
+that have such tests.
 """
 
 import argparse
@@ -262,7 +263,7 @@ def chosen_tests(
     sources: Sources,
     takes_all: bool = False,
 ) -> tuple[set[str], str]:
-    """Returns the test files for a change, and the reason for them.
+    """Returns the test files, or tests in files, for a change, and the reason for them.
 
     Args:
         changed: The changed files.
@@ -276,11 +277,22 @@ def chosen_tests(
     helpers = {path for path in set().union(*matching.values()) if not _is_test(path)}
     are_many = any(len(files) > _ENOUGH for files in matching.values())
     graph = dependencies(sources) if others or helpers or are_many else {}
-    near = {path for path, far in _distances(helpers, graph).items() if far <= 1}
+    near, tests = set(), collections.defaultdict(set)
     for path, files in matching.items():
         distances = _distances([path], graph)
         nearest = sorted(files, key=lambda file: (distances.get(file, math.inf), file))
-        near |= {*nearest[:_ENOUGH]}
+        for file in dict.fromkeys([*nearest[:_ENOUGH], *sorted(files & helpers)]):
+            names = matching_names(texts[path], sources[file])
+            matches = {file: names}
+            if file in helpers:
+                matches = {
+                    reader: matching_names(texts[path], sources[reader], names)
+                    for reader, used in graph.items()
+                    if file in used
+                }
+            for reader in filter(_is_test, matches):
+                tests[reader] |= {n for n in matches[reader] if n.startswith("test_")}
+                near |= set() if tests[reader] else {reader}
     reasons = ["those that match the changed texts"] if texts else []
     for path in texts:
         near |= {path, *_TEXT_READERS[pathlib.Path(path).suffix]}
@@ -291,7 +303,10 @@ def chosen_tests(
             near |= nearest_tests(path, graph, sources)
         if takes_all:
             near, reasons = {*dependent}, ["all that depend on the change"]
-    return {*filter(_is_test, near)}, " and ".join(reasons)
+    near = {*filter(_is_test, near)}
+    for file in tests.keys() - near:
+        near |= {f"{file}::{test}" for test in tests[file]}
+    return near, " and ".join(reasons)
 
 
 ## Texts
@@ -339,6 +354,57 @@ def matching_files(changes: Iterable[Change], sources: Sources) -> set[str]:
             for side in sides
         )
     }
+
+
+def matching_names(
+    changes: Iterable[Change], source: str, names: Iterable[str] = ()
+) -> set[str]:
+    """Returns the names of a module that have such a string, or use a name that does.
+
+    Empty if the module has such a string without a name.
+
+    Args:
+        changes: The changed texts.
+        source: The module's code.
+        names: Names of other modules that have such a string.
+    """
+    sides = [side for change in changes for side in _changed_words(*change)]
+    nodes = ast.parse(source).body
+    uses = {node: {*_used(node)} for node in nodes}
+    last = [
+        node
+        for node in nodes
+        if uses[node] & {*names}
+        or any(_matches(text, *side) for text in _literals(node) for side in sides)
+    ]
+    seen, matching = {*last}, set()
+    while last:
+        defined = _defined(last.pop())
+        if not defined:
+            return set()
+        matching |= defined
+        readers = {node for node in nodes if defined & uses[node]} - seen
+        seen |= readers
+        last += readers
+    return matching
+
+
+def _used(node: ast.stmt) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+        elif isinstance(part, ast.arg):  # a fixture
+            yield part.arg
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """Returns the names that a statement of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    names = (name for name in ast.walk(node) if isinstance(name, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
 
 class _Texts(ast.NodeTransformer):
@@ -396,7 +462,7 @@ def _changed_words(old: str, new: str) -> Iterator[tuple[list[str], int, int]]:
             yield from zip(texts, ends[::2], ends[1::2], strict=True)
 
 
-def _literals(tree: ast.Module) -> Iterator[str]:
+def _literals(tree: ast.AST) -> Iterator[str]:
     """Yields the strings of code that are no docstrings."""
     parts = set()
     for node in ast.walk(tree):  # outer ones first
@@ -482,9 +548,10 @@ def main(arguments: list[str] | None = None) -> int:
         if before and (_REPOSITORY / path).is_file():
             texts[path] = _texts_of(path, before, (_REPOSITORY / path).read_text())
     tests, reason = chosen_tests(changed, texts, sources, takes_all)
-    tests = sorted(test for test in tests if (_REPOSITORY / test).exists())
+    files = {test: test.partition("::")[0] for test in tests}
+    tests = sorted(test for test in tests if (_REPOSITORY / files[test]).exists())
     count = sum(map(_is_test, sources))
-    line = f"--changed: {len(tests)} of {count} test files, {reason}; "
+    line = f"--changed: {len({files[test] for test in tests})} of {count} test files, {reason}; "
     print(line + _description(changed, since) + ".", file=sys.stderr)
     is_short = not takes_all and _PAGES not in tests
     print(*(["--without-daily"] if is_short else []), *tests, sep="\n")

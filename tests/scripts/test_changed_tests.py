@@ -76,7 +76,8 @@ def _chosen(changed: str, before: str, after: str, **options) -> list[str]:
     texts = {changed: changed_texts(before, after)}
     sources = _SOURCES | {changed: after} | _TEXTS
     tests, _ = chosen_tests([changed], texts, sources, **options)
-    return sorted(test.rpartition("test_")[2][:-3] for test in tests)
+    files = {test.partition("::")[0] for test in tests}
+    return sorted(file.rpartition("test_")[2][:-3] for file in files)
 
 
 _MESSAGE = (
@@ -134,6 +135,31 @@ def test_of_many_tests_of_a_text_the_nearest_are_chosen():
     texts = {"room/_a.py": changed_texts(_MESSAGE, _MESSAGE.replace("least", "most"))}
     tests, _ = chosen_tests(["room/_a.py"], texts, sources)
     assert tests >= near.keys() and len(tests & others.keys()) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        ("def test_one():\n    'be at least 2'\ndef test_two():\n    pass", None),
+        ("def test_one():\n    f('be at least 2')\ndef test_two():\n    pass", "one"),
+        ("@mark('be at least 2')\ndef test_one():\n    pass", "one"),
+        ("A = 'be at least 2'\nB = A\ndef test_one():\n    B", "one"),
+        ("def a():\n    return 'be at least 2'\ndef test_one(a):\n    pass", "one"),
+        ("f('be at least 2')\ndef test_one():\n    pass", ""),
+        ("import words\ndef test_one():\n    words.RULE", "one"),
+        ("from words import RULE\nA = RULE\ndef test_one():\n    A", "one"),
+        ("from words import OTHER\ndef test_one():\n    OTHER", ""),
+    ],
+)
+def test_of_a_file_the_tests_that_use_a_matching_string_are_chosen(code, tests):
+    code = code.replace("words", "tests.helpers.words")
+    sources = _SOURCES | {"room/_a.py": _MESSAGE, "tests/test_it.py": code}
+    sources["tests/helpers/words.py"] = _TEXTS["tests/helpers/words.py"] + "\nOTHER = 1"
+    texts = {"room/_a.py": changed_texts(_MESSAGE, _MESSAGE.replace("least", "most"))}
+    chosen, _ = chosen_tests(["room/_a.py"], texts, sources)
+    expected = [f"tests/test_it.py::test_{name}" for name in (tests or "").split()]
+    expected = [] if tests is None else expected or ["tests/test_it.py"]
+    assert sorted(test for test in chosen if "test_it" in test) == expected
 
 
 def test_a_folder_within_a_room_has_the_rooms_tests():
