@@ -24,6 +24,7 @@ from estimator_accum import (
     microbatch_model_fn,
     whole_batch_loss,
 )
+from estimator_accum.core.pulling import find_uses
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from tests.helpers.processes import parameter_server_task, running
@@ -475,6 +476,17 @@ def test_rows_that_a_function_looks_up_are_not_copied():
     with tf.Graph().as_default():
         _, window = _build(loss_fn)
         assert "table/copy" not in {v.op.name for v in window}
+
+
+def test_a_copy_waits_for_the_checks_before_its_read(fresh_graph):
+    x = v1.get_variable("x", initializer=3.0)
+    check = tf.debugging.assert_positive(v1.placeholder_with_default(-1.0, []))
+    with tf.control_dependencies([check]):
+        value = x.value()
+    ((use,),) = find_uses([x], [tf.square(value).op]).values()
+    before = value.op.control_inputs
+    assert before
+    assert use.of_copy(tf.ones([])).op.control_inputs == before
 
 
 def test_a_function_that_writes_a_weight_is_refused():
