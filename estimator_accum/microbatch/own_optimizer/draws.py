@@ -47,12 +47,11 @@ def draw_by_micro_batch(batch: WholeBatch, operations: Iterable[tf.Operation]) -
         if operation.type in _BY_SHAPE and operation.type.startswith("Stateless")
         if operation.graph is batch.begin.graph and context_of(operation) is None
     ]
-    of_examples, analysis, seeds_before = of_batch(batch), Analysis(()), {}
+    analysis, seeds_before = Analysis(()), {}
     with tf.control_dependencies(None):
         for draw in draws:
             seeds = [tensor for tensor in draw.inputs[1:3] if tensor.dtype.is_integer]
-            is_new = any(map(analysis.is_new_in_each_run, seeds))
-            if not is_new and not any(tensor.op in of_examples for tensor in seeds):
+            if not any(map(analysis.is_new_in_each_run, seeds)):
                 seeds_before[draw] = seeds
                 _draw_from(draw, batch.begin)
     # With all seeds: a layer's sizes are known if the numbers before it are of examples.
