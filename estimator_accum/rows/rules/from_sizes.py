@@ -133,7 +133,7 @@ def _tile(analysis, operation, states):
             raise Mixed(SIZE)
         (place,) = places
         source, span = place - new_axes, value[place] // N
-        if source >= 0 and is_tile:  # each example gets all of them
+        if is_tile:  # each example gets all of them
             span = span * analysis.dims(tensor)[source]
         elif source >= 0 and analysis.dims(tensor)[source] != ONE:
             raise Mixed(FIXED_BESIDE)

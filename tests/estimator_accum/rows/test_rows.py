@@ -645,6 +645,7 @@ _MIXED = {
         *tf.split(tf.concat([y, y, y], 0), [tf.shape(y)[0], -1]),
     ],
     "sizes": lambda y: [y * tf.cast(tf.shape(y)[0], tf.float32),
+                        tf.broadcast_to(tf.unique(_static([9]))[0], tf.shape(y)),
                         tf.one_hot(tf.cast(y, tf.int32), tf.shape(y)[0])],
     "places": lambda y: [tf.cast(tf.range(tf.shape(y)[0]), tf.float32),
                          tf.gather(_static([9]), tf.range(tf.shape(y)[0]))],
