@@ -14,7 +14,7 @@ import tensorflow as tf
 from estimator_accum.graph.copies import define, insert
 from estimator_accum.graph.functions import (
     all_nodes,
-    functions_of,
+    kinds_in,
     library_of_functions,
 )
 from estimator_accum.graph.internals import (
@@ -98,6 +98,7 @@ def find_head(
             from the parts of the batch, and sizes too. Else any number stands for them.
     """
     rows, others, operations = {}, {}, {}
+    library = library_of_functions()
     waiting = collections.deque([loss.op])  # those near the loss first
     while waiting:
         operation = waiting.popleft()
@@ -112,7 +113,7 @@ def find_head(
         for tensor in tensors:  # grows
             state = analysis.state(tensor)
             if not _is_given(analysis, tensor) or (
-                with_parts and _is_computed(analysis, tensor)
+                with_parts and _is_computed(analysis, tensor, library)
             ):
                 waiting.append(tensor.op)
             elif state.kind == "fixed":
@@ -316,7 +317,7 @@ def _add_selections(
             node.input[:] = [selected.get(name, name) for name in node.input]
 
 
-def _is_computed(analysis: Analysis, tensor: tf.Tensor) -> bool:
+def _is_computed(analysis: Analysis, tensor: tf.Tensor, library: dict) -> bool:
     """Returns whether a few steps compute rows from parts of the batch, or a fixed size."""
     if analysis.state(tensor).kind == "fixed":
         is_size = tensor.dtype.is_integer and tf.get_static_value(tensor) is None
@@ -329,9 +330,7 @@ def _is_computed(analysis: Analysis, tensor: tf.Tensor) -> bool:
         if operation in seen:
             continue
         seen.add(operation)
-        kinds = {operation.type}
-        if functions_of(operation):
-            kinds = {node.op for node in all_nodes([operation])}
+        kinds = kinds_in(operation, library)
         if len(seen) > _MOST_STEPS or not all(map(_is_repeatable, kinds)):
             return False
         for other in [] if operation.type in OF_SHAPES else operation.inputs:
