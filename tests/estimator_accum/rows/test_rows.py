@@ -95,6 +95,17 @@ def _with_shape(x, shape):
     return x
 
 
+def _rows_by_number(x, following):
+    """Reads rows by a number that begins at 0; returns as many as there are examples."""
+    n = tf.shape(x)[0]
+    taken = tf.TensorArray(tf.float32, n).unstack(x)
+    return tf.while_loop(
+        lambda i, *_: i < n,
+        lambda i, j, rows: (i + 1, following(j), rows.write(i, taken.read(j))),
+        (0, 0, tf.TensorArray(tf.float32, n)),
+    )[2].stack()
+
+
 def _loop(x, body):
     return tf.while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, body(z)), (0, x))[1]
 
@@ -539,6 +550,7 @@ _ROWS = {
                       tf.float32),
             tf.map_fn(lambda z: tf.cond(
                 tf.reduce_sum(z) > 0, lambda: z, lambda: tf.map_fn(tf.cumsum, z)), x),
+            _rows_by_number(x, lambda j: j + 1),
             *(tf.vectorized_map(f, x) for f in (
                 tf.nn.softmax, tf.reduce_sum, lambda z: tf.matmul(z, z, transpose_b=True))),
         ], 0, 1,
@@ -702,6 +714,7 @@ _MIXED = {
         tf.map_fn(lambda z: z + x[0], x),
         tf.map_fn(lambda z: z * tf.cast(tf.shape(x)[0], tf.float32), x),
         tf.map_fn(lambda z: z * tf.random.uniform([]), x),
+        _rows_by_number(x, lambda j: j * 1),
     ],
     "a loop until the batch is small": lambda x: tf.while_loop(
         lambda z: tf.reduce_max(z) > 1, lambda z: [z / 2], [x]),
