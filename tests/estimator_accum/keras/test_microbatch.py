@@ -563,6 +563,16 @@ def test_a_step_does_all_that_it_does_with_the_batch_at_once(keras, make):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
 
 
+def test_a_function_frees_the_memory_of_the_one_that_ran_before(keras):
+    model = microbatch(_built(keras, keras.layers.Dense(1)), 3)
+    _trained(model, _batch(5), _batch(1))
+    with mock.patch.object(model.train_function.step, "release") as release:
+        model.train_on_batch(_batch(5), _batch(1))
+        release.assert_not_called()
+        model.test_on_batch(_batch(5), _batch(1))
+        release.assert_called_once_with()
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("call", [lambda function, x: function(x), _called, _looped])
 def test_dropout_draws_for_each_example_or_once_for_all(keras, call, is_shared):
