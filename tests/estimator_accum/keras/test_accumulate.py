@@ -668,6 +668,21 @@ def test_a_partial_window_leaves_the_best_weights_as_they_are(kind):
     assert not any(is_left)
 
 
+def test_weights_of_an_epochs_end_are_copied_for_no_later_update(kind):
+    optimizer, copies = accumulate(kind.optimizer("SGD", 0.05), 2), []
+
+    class Look(kind.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            copies.append(len(optimizer._noted_weights))
+
+        on_train_batch_begin = on_epoch_end
+
+    model, callbacks = kind.dense_model(), [AccumulationCallback("apply"), Look()]
+    fit(model, optimizer, dense_data(24), 8, 2, callbacks=callbacks)
+    number = len(model.trainable_variables)
+    assert copies == [0, 0, 0, number] + 4 * [0]
+
+
 @pytest.mark.parametrize("choice", ["apply", "apply_every_epoch"])
 def test_a_partial_window_is_applied_before_averages_are_swapped_in(kind, choice):
     if not hasattr(kind.keras.callbacks, "SwapEMAWeights"):

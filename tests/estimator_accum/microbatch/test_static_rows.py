@@ -244,10 +244,12 @@ def _of_python(rows):
     def squares(x):
         return raised(x) * scale["by"]
 
+    functions = squares, raised, _Scale(2).divide
     options = {"stateful": False}
+    calls = [*((function, {}) for function in functions), (squares, options)]
     parts = [
         tf.numpy_function(function, [rows], tf.float64, **others)[:, None]
-        for function, others in ((squares, {}), (raised, {}), (squares, options))
+        for function, others in calls
     ]
     return tf.add_n([tf.ensure_shape(part, [None, 1]) for part in parts])
 
