@@ -35,16 +35,17 @@ def collect(
     batch: WholeBatch,
     turn: Turn,
     tensors: list[tf.Tensor],
-    axes: list[int] | None = None,
+    axes: list[int | None] | None = None,
 ) -> tuple[list[tf.Tensor], Work]:
     """Returns rows of all micro-batches, for a later run, and the work that stores them.
 
     Args:
         batch: The batch.
         turn: The pass.
-        tensors: Tensors with as many rows for each example as for any other.
-        axes: The axis of each tensor that has the rows; None is the first, which must
-            have one row for each example.
+        tensors: Tensors with as many rows for each example as for any other, or with
+            any number of entries for each, in the order of the examples.
+        axes: The axis of each tensor that has the rows, None for entries; without any
+            it is the first, which must have one row for each example.
     """
     slots, writes, empty, is_one_row = [], [], [], axes is None
     axes = axes or [0] * len(tensors)
@@ -52,17 +53,35 @@ def collect(
         for tensor, axis in zip(tensors, axes, strict=True):
             shape = tensor.shape
             if shape.rank is not None:
-                dims = shape.as_list()
-                shape = tf.TensorShape([*dims[:axis], None, *dims[axis + 1 :]])
+                dims, i = shape.as_list(), axis or 0
+                shape = tf.TensorShape([*dims[:i], None, *dims[i + 1 :]])
             slot = batch.works.slot("outputs", tensor.dtype, shape)
             slots.append(slot)
-            writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
+            if axis is None:
+                writes.append(_append(slot, tensor, batch))
+            else:
+                writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
         done, waits = _when_done(batch, turn, writes)
         with tf.control_dependencies(waits):
             rows = [slot.read() for slot in slots]
     return rows, Work(micro_ops=writes, empty=empty, done=done)
+
+
+def count_entries(
+    batch: WholeBatch, turn: Turn, entries: tf.Tensor
+) -> tuple[tf.Tensor, Work]:
+    """Returns numbers of entries for a later run, int64 [N], and the work for them.
+
+    That of a micro-batch is at the place of its first example, 0 at the others.
+    """
+    with tf.device("/cpu:0"):
+        number = tf.shape(entries, out_type=tf.int64)[:1]
+        zeros = tf.zeros(batch.size[None], tf.int64)
+        numbers = tf.concat([number, zeros], 0)[: batch.size]
+    (counts,), work = collect(batch, turn, [numbers], [0])
+    return counts, work
 
 
 def keep(
@@ -159,6 +178,7 @@ def keep_rows(
     name: str,
     values: list[tf.Tensor],
     axes: list[int | None],
+    counts: dict[int, tf.Tensor] | None = None,
 ) -> tuple[list[tf.Tensor], Work]:
     """Returns the micro-batch's rows of values, for a later run, and `keep`'s work.
 
@@ -168,10 +188,17 @@ def keep_rows(
         name: Name of the variables.
         values: Values of the whole batch.
         axes: The axis of each value that has the rows; None for no rows, the value itself.
+        counts: `count_entries` of the values with entries, by their places.
     """
     kept, work = keep(batch, turn, name, values)
+    counts = counts or {}
     for i, axis in enumerate(axes):
-        if axis is not None:
+        if i in counts:
+            bounds = batch.begin, batch.begin + batch.size
+            with tf.device("/cpu:0"):
+                begin, end = (tf.reduce_sum(counts[i][:place]) for place in bounds)
+            kept[i] = kept[i][begin:end]
+        elif axis is not None:
             length = tf.shape(kept[i], out_type=tf.int64)[axis]
             span = length // batch.divisor(batch.rows)
             begin, end = batch.begin * span, (batch.begin + batch.size) * span
@@ -229,6 +256,15 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
             return total
         mean = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
         return tf.where(batch.is_whole, total, mean)
+
+
+def _append(slot: Slot, entries: tf.Tensor, batch: WholeBatch) -> tf.Operation:
+    """Stores a micro-batch's entries behind those of the micro-batches before."""
+
+    def add() -> list[tf.Operation]:
+        return [slot.write(tf.concat([slot.read(), entries], 0))]
+
+    return run_either(batch.is_first, lambda: [slot.write(entries)], add)
 
 
 def _write_rows(

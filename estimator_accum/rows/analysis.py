@@ -51,6 +51,7 @@ from estimator_accum.rows.integers import (
     computed_from,
     integer_value,
 )
+from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS, UNSETTLED
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
@@ -70,6 +71,7 @@ from estimator_accum.rows.states import (
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
 _OF_ENTRIES = {"entries", "counts"}
+_OTHER_ORDER = {"Unique", "UniqueV2"}  # of entries than that of their examples
 # Extremes that a comparison bounds if they are its first or second operand.
 _BOUNDED = {
     **dict.fromkeys(("Less", "LessEqual"), ("Max", "Min")),
@@ -132,6 +134,7 @@ class Analysis:
         self.bodies, self.complete_lists = {}, set()
         self.short, self.padded = {}, {}
         self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
+        self._first = {}  # tensor of each list
         self.sparse_lists = set()
         self._states, self._values, self._dims = dict(states), dict(values), {}
         self._seen, self._known = set(), set(self._values)
@@ -242,6 +245,35 @@ class Analysis:
             name = self._alias[name]
         return name
 
+    def first_of_list(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the first tensor that has the list of a tensor's entries."""
+        return self._first[self._states[tensor.ref()].of]
+
+    def lists_before(self, tensor: tf.Tensor) -> set[str] | None:
+        """Returns the caller's lists in whose order a tensor lists its entries.
+
+        Returns:
+            Their names, none if an operation lists the entries of each example behind
+            those of the example before; None if the entries may be in another order.
+        """
+        lists, names, waiting = set(), set(), [self._states[tensor.ref()].of]
+        while waiting:
+            name = waiting.pop()
+            if name in names:
+                continue
+            names.add(name)
+            blocks, first = blocks_of(name), self._first.get(name)
+            if blocks and blocks[0] == 1:
+                continue
+            if blocks or first is None or first.op.type in _OTHER_ORDER:
+                return None
+            if first.ref() in self._given:
+                lists.add(name)
+            elif first.op.type != "SparseReorder":
+                states = [self._states.get(t.ref(), FIXED) for t in first.op.inputs]
+                waiting += [state.of for state in states if state.kind == "entries"]
+        return lists
+
     def take_for_same(self, one: str, other: str) -> None:
         """Takes two lists for the same, which every micro-batch must check.
 
@@ -340,8 +372,9 @@ class Analysis:
         self.bodies, self.complete_lists = {}, set()
         self.short, self.padded = {}, {}
         self._names, self._numbers, self._alias = {}, {}, {}
+        self._first = {}
         for key in self._given:
-            self._note_numbers(key.deref(), self._states[key])
+            self._note_list(key.deref(), self._states[key])
         self.sparse_lists = {*self._numbers}
         fixed = {*self._given, *self._known}
         for facts in (self._values, self._dims):
@@ -459,10 +492,13 @@ class Analysis:
             if self.state(output) != state:
                 self._states[output.ref()] = state
                 self._has_changed = True
-            self._note_numbers(output, state)
+            self._note_list(output, state)
 
-    def _note_numbers(self, tensor: tf.Tensor, state: State) -> None:
-        """Takes down indices of a list whose entries have places in their examples."""
+    def _note_list(self, tensor: tf.Tensor, state: State) -> None:
+        """Takes down the first tensor of a list, and indices of one whose entries have
+        places in their examples."""
+        if state.kind == "entries":
+            self._first.setdefault(state.of, tensor)
         has_numbers = state.kind == "entries" and state.is_first and state.distance
         if has_numbers and tensor.shape.rank == 2 and tensor.shape[1] != 1:
             self._numbers.setdefault(state.of, {})[state.distance] = tensor

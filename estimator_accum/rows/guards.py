@@ -76,6 +76,41 @@ class EqualNumbers(NamedTuple):
         )
 
 
+class OrderedEntries(NamedTuple):
+    """The entries of a sparse tensor lie in the order of their examples.
+
+    Those of one micro-batch may lie in any order.
+
+    Attributes:
+        whole: Indices of the batch's sparse tensor.
+        sliced: Those of the micro-batch.
+    """
+
+    whole: tf.Tensor
+    sliced: tf.Tensor
+
+    @property
+    def key(self) -> tuple:
+        """Returns the same for the same tensors."""
+        return (self.sliced.ref(),)
+
+    def holds(self, examples: tf.Tensor) -> tf.Tensor:
+        """Returns whether it holds, a scalar bool."""
+        del examples
+        numbers = self.whole[:, 0]
+        are_sorted = tf.reduce_all(numbers[:-1] <= numbers[1:])
+        return tf.logical_or(are_sorted, tf.equal(*map(tf.size, self)))
+
+    @property
+    def sentence(self) -> str:
+        """The refusal where it does not hold."""
+        return (
+            "The entries of a sparse tensor that a loss reads must lie in the order of "
+            f"their examples. Received: {self.sliced.name}. Call tf.sparse.reorder in "
+            "input_fn."
+        )
+
+
 class LastEntry(NamedTuple):
     """The last row of a batch has an entry, as TensorFlow needs to know of it.
 

@@ -16,7 +16,11 @@ from estimator_accum.graph.internals import set_input
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
 from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
-from estimator_accum.microbatch.own_optimizer.head import Copies, View
+from estimator_accum.microbatch.own_optimizer.head import (
+    Copies,
+    View,
+    axis_of_rows,
+)
 from estimator_accum.microbatch.own_optimizer.joined_views import take_views_apart
 from estimator_accum.microbatch.own_optimizer.patches import (
     PASSES_ON,
@@ -70,7 +74,7 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
     check_moments(view)
     losses = copies.take_losses(view, request.tops)
     rows, gradients, direct = _of_head(copies, request, view, losses)
-    arriving = _arriving(batch, view, rows, gradients)
+    arriving = _arriving(batch, copies, view, rows, gradients)
     gradients = [None] * len(request.xs)
     if rows:
         gradients = _of_rows(request, view, rows, arriving)
@@ -180,24 +184,37 @@ def _of_rows(
 
 
 def _arriving(
-    batch: WholeBatch, view: View, rows: list[tf.Tensor], gradients: list[tf.Tensor]
+    batch: WholeBatch,
+    copies: Copies,
+    view: View,
+    rows: list[tf.Tensor],
+    gradients: list[tf.Tensor],
 ) -> list[tf.Tensor]:
     """Returns the micro-batch's rows of the gradient that arrives at the batch's rows.
 
     Args:
         batch: The batch.
+        copies: The copies, by which the gradients were computed.
         view: The graph.
-        rows: Tensors with rows, or results of whole_batch_loss.
+        rows: Tensors with rows or entries, or results of whole_batch_loss.
         gradients: Their gradients, of the whole batch.
     """
     axes = [
-        None if _is_loss_of_all(tensor) else view.state(tensor).axis for tensor in rows
+        None if _is_loss_of_all(tensor) else axis_of_rows(view, tensor)
+        for tensor in rows
     ]
+    lists = {
+        i: tensor
+        for i, tensor in enumerate(rows)
+        if axes[i] is None and not _is_loss_of_all(tensor)
+    }
+    counts = copies.counts(view, [*lists.values()])
+    counts = dict(zip(lists, counts, strict=True))
     turn = batch.works.first_turn()
-    arriving, work = keep_rows(batch, turn, "arriving", gradients, axes)
+    arriving, work = keep_rows(batch, turn, "arriving", gradients, axes, counts)
     batch.works.add(work, turn)
     for i, tensor in enumerate(rows):
-        if axes[i] is None:
+        if _is_loss_of_all(tensor):
             arriving[i] = getattr(tensor.op, WHOLE_BATCH_LOSS).part(arriving[i])
         else:
             arriving[i].set_shape(tensor.shape)

@@ -5,12 +5,14 @@
     whole batch                     all rows  -> | mixed -> loss
 
 The operations behind the rows are copied, with whatever was derived from them, onto the
-rows of all micro-batches, which are collected for it. Rows that need no variable and no
+rows of all micro-batches, which are collected for it. Entries of examples, such as those
+that `tf.boolean_mask` chooses, are collected as well. Rows that need no variable and no
 random number are computed by a copy as well, from the batch itself. Where only a shape
 of rows is wanted, it is computed, and no row is collected.
 """
 
 import collections
+import contextlib
 
 import tensorflow as tf
 
@@ -29,13 +31,15 @@ from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
     collect,
     collect_moments,
+    count_entries,
 )
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_sparse
+from estimator_accum.rows.guards import OrderedEntries
 from estimator_accum.rows.sizes import Size
-from estimator_accum.rows.states import MIXED, State
+from estimator_accum.rows.states import MIXED, Mixed, State
 
 # Operations whose results depend on the number of examples alone.
 _SHAPES = OF_SHAPES - {"Rank"}
@@ -92,7 +96,33 @@ class View:
         """Returns whether the tensor has rows that micro-batches must compute."""
         state = self.state(tensor)
         is_own = state.kind == "rows" and state.distance is None
+        is_own |= state.kind == "entries" and self._is_list(tensor)
         return is_own and not is_in_loop(tensor.op) and not self.is_pure(tensor)
+
+    def _is_list(self, tensor: tf.Tensor) -> bool:
+        """Returns whether those of micro-batches, one after the other, are the batch's.
+
+        Entries that are read from rows are no list: the rows are collected, which take
+        no more memory.
+        """
+        kinds = {self.state(other).kind for other in tensor.op.inputs}
+        if "rows" in kinds or self.state(tensor).is_place:
+            return False
+        if not self.analysis.can_check or self.analysis.lists_before(tensor) is None:
+            return False
+        try:
+            tail = self.analysis.dims(tensor)[1:]
+        except Mixed:
+            return False
+        return not any(size.power or size.counted for size in tail)
+
+    def check_order(self, tensor: tf.Tensor) -> None:
+        """Has micro-batches check that a tensor's entries are in their examples' order."""
+        for name in self.analysis.lists_before(tensor):
+            parts = [part for part in self.batch.parts if part.sparse == name]
+            if parts:  # indices, values, shape
+                guard = OrderedEntries(parts[0].whole, parts[0].sliced)
+                self.analysis.guards.append(guard)
 
     def is_shared_draw(self, tensor: tf.Tensor) -> bool:
         """Returns whether the tensor is random numbers that all examples share."""
@@ -230,6 +260,22 @@ def _check_no_draw_in_a_loop(operations) -> None:
             )
 
 
+@contextlib.contextmanager
+def _made_for_whole_batch():
+    """Context whose operations are none of the micro-batch's."""
+    graph = tf.compat.v1.get_default_graph()
+    before = set(graph.get_operations())
+    yield
+    for operation in set(graph.get_operations()) - before:
+        setattr(operation, _OF_WHOLE_BATCH, True)
+
+
+def axis_of_rows(view: View, tensor: tf.Tensor) -> int | None:
+    """Returns the axis of a tensor's rows; None of entries."""
+    state = view.state(tensor)
+    return None if state.kind == "entries" else state.axis
+
+
 class Copies:
     """Copies on the rows of the whole batch, which run after one pass.
 
@@ -238,13 +284,16 @@ class Copies:
         is_early: Whether the first pass collects the rows, not the last one.
 
     Attributes:
-        collected: Tensors whose rows the pass collects, and the axis of these.
+        collected: Tensors whose rows the pass collects, and the axis of these; None of
+            entries.
+        counted: Tensors whose entries the pass counts.
         draws: Whether copies draw numbers that another copy would draw anew.
     """
 
     def __init__(self, batch: WholeBatch, is_early: bool):
         self._batch, self._is_early = batch, is_early
-        self.collected, self.draws = [], False
+        self.collected, self.counted, self.draws = [], [], False
+        self._counts = {}  # numbers of entries by the first tensor of their list
         self._found = {}  # copies by the tensors that they are of
         self._losses = {}  # those of results of whole_batch_loss
 
@@ -282,7 +331,7 @@ class Copies:
         operations = Border(view, targets, values=self._found).operations
         moments = [getattr(op, MOMENTS_ATTRIBUTE, None) for op in operations]
         by_mean = {m.mean.ref(): m for m in moments if m is not None}
-        turn = self._batch.works.first_turn() if self._is_early else Turn.LAST
+        turn = self._turn()
         for mean, moments in by_mean.items():
             if view.state(moments.mean).kind == "fixed":
                 values, work = collect_moments(self._batch, turn, moments)
@@ -299,21 +348,37 @@ class Copies:
             targets: Tensors of the micro-batch.
             new_ops: Operations that were derived from others, and are copied.
         """
-        graph = tf.compat.v1.get_default_graph()
-        before = set(graph.get_operations())
-        copies = self._make(view, targets, new_ops)
-        for operation in set(graph.get_operations()) - before:
-            setattr(operation, _OF_WHOLE_BATCH, True)
-        return copies
+        with _made_for_whole_batch():
+            return self._make(view, targets, new_ops)
+
+    def counts(self, view: View, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns `count_entries` of tensors, which the same pass computes."""
+        with _made_for_whole_batch():
+            return [self._count(view, tensor) for tensor in tensors]
+
+    def _count(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
+        first = view.analysis.first_of_list(tensor)
+        if first.ref() not in self._counts:
+            view.check_order(tensor)
+            turn = self._turn()
+            self._counts[first.ref()], work = count_entries(self._batch, turn, first)
+            self._batch.works.add(work, turn)
+            self.counted.append(first)
+        return self._counts[first.ref()]
+
+    def _turn(self) -> Turn:
+        return self._batch.works.first_turn() if self._is_early else Turn.LAST
 
     def _make(self, view: View, targets: list[tf.Tensor], new_ops) -> list[tf.Tensor]:
         self.take_losses(view, targets)
         border = Border(view, targets, new_ops, self._found)
         _check_no_draw_in_a_loop(border.operations)
-        axes = [view.state(tensor).axis for tensor in border.frontier]
+        axes = [axis_of_rows(view, tensor) for tensor in border.frontier]
         if border.frontier:
-            batch = self._batch
-            turn = batch.works.first_turn() if self._is_early else Turn.LAST
+            batch, turn = self._batch, self._turn()
+            for tensor, axis in zip(border.frontier, axes, strict=True):
+                if axis is None:
+                    view.check_order(tensor)
             rows, work = collect(batch, turn, border.frontier, axes)
             batch.works.add(work, turn)
             self.collected += zip(border.frontier, axes, strict=True)
@@ -371,12 +436,17 @@ class Copies:
             if part.has_rows and part.sliced.shape.rank is not None
             for axis in range(1, part.sliced.shape.rank)
         }
-        dims = view.analysis.dims(tensor)
+        dims, state = view.analysis.dims(tensor), view.state(tensor)
+        total = None
+        if state.kind == "entries":
+            total = tf.reduce_sum(self._count(view, tensor))
+            sizes |= dict.fromkeys(state.length.symbols, total)
         if not all(symbol in sizes for size in dims for symbol in size.symbols):
             # The same in all micro-batches, but for the number of examples.
-            shape, axis = tf.shape(tensor, tf.int64), view.state(tensor).axis
-            span = shape[axis] // self._batch.divisor(self._batch.size)
-            rows = span * self._batch.rows
+            shape, axis, rows = tf.shape(tensor, tf.int64), state.axis, total
+            if rows is None:
+                span = shape[axis] // self._batch.divisor(self._batch.size)
+                rows = span * self._batch.rows
             return tf.concat([shape[:axis], [rows], shape[axis + 1 :]], 0)
 
         def number(size: Size) -> tf.Tensor:

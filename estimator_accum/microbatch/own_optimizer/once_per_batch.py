@@ -97,7 +97,7 @@ class Model:
         batch, calls = self._batch, self._calls
         _share_draws(batch, values.view)
         make_repeatable(batch.works.total.twice)
-        rows = [tensor for tensor, _ in self._early.collected]
+        rows = [tensor for tensor, _ in self._early.collected] + self._early.counted
         make_repeatable(rows, "Rows of examples that the loss combines")
         derivations = [call.derivation for call in calls if call.derivation.rows]
         views = [values.view, *(derivation.view for derivation in derivations)]

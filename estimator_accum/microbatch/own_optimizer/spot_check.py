@@ -4,7 +4,7 @@
     rows of a in F(a, b)   = those in F(a, b')
     F(a, b)                = the sum of smaller groups' gradients, their rows joined
 
-with random gradients of the rows, and the same random numbers in all, and the same
+with random gradients of the rows, entries of examples beside them, and the same random numbers in all, and the same
 moments if each micro-batch is normalized by its own (fed_moments.py). a, b, a' and b' are
 examples from all parts of the batch; a' and b' have noise on dense features that are no
 integers. It guards the rules of the analysis, and finds gradients of their own
@@ -44,12 +44,13 @@ from estimator_accum.microbatch.own_optimizer.fed_moments import (
 )
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
+    of_entries,
     of_gradient,
     of_rows,
     ratio_to_rounding,
     rounding_of,
 )
-from estimator_accum.microbatch.own_optimizer.head import View
+from estimator_accum.microbatch.own_optimizer.head import View, axis_of_rows
 from estimator_accum.microbatch.own_optimizer.late_products import (
     factors_of_late_products,
 )
@@ -123,7 +124,8 @@ class SpotCheck:
     Args:
         batch: The batch.
         derivations: The gradients of which rows arrive at micro-batches.
-        collected: Further tensors whose rows are collected, and the axis of these.
+        collected: Further tensors whose rows are collected, and the axis of these; None
+            of entries.
         guards: Operations that fail where the analysis took a wrong fact.
     """
 
@@ -131,7 +133,7 @@ class SpotCheck:
         self,
         batch: WholeBatch,
         derivations: list[Derivation],
-        collected: list[tuple[tf.Tensor, int]],
+        collected: list[tuple[tf.Tensor, int | None]],
         guards: list[tf.Operation],
     ):
         self._batch, self._guards = batch, guards
@@ -158,7 +160,12 @@ class SpotCheck:
             self._rows = {
                 tensor.name: of_rows(copy(tensor), axis)
                 for tensor, axis in rows
-                if copy(tensor).graph.is_fetchable(copy(tensor))
+                if copy(tensor).graph.is_fetchable(copy(tensor)) and axis is not None
+            }
+            self._lists = {
+                f"{i} {tensor.name}": of_entries(copy(tensor))
+                for i, (tensor, axis) in enumerate(rows)
+                if copy(tensor).graph.is_fetchable(copy(tensor)) and axis is None
             }
             self._gradients = {
                 f"{i} {_parts(g)[0].name}": of_gradient(
@@ -172,8 +179,12 @@ class SpotCheck:
             self._uniques = [op for op in copied if op.graph.is_fetchable(op)]
             self._draws = [(copy(draw), axis) for draw, axis, _ in draws]
             self._blocks = {copy(draw).name: n for draw, _, n in draws if n > 1}
-            self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
-            self._arriving = [(copy(g), axis) for _, g, axis in arriving]
+            of_rows_alone = [row for row in arriving if row[2] is not None]
+            self._shapes = [tf.shape(copy(t)) for t, _, _ in of_rows_alone]
+            self._arriving = [(copy(g), axis) for _, g, axis in of_rows_alone]
+            self._entries = [
+                (copy(t), copy(g)) for t, g, axis in arriving if axis is None
+            ]
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
             self._examples, self._takes_noise = {}, []
             for whole, example, is_dense in _examples(batch, self._indices):
@@ -294,31 +305,48 @@ class SpotCheck:
             scaled = look._replace(scale=scale)
             values = self._random(scaled, random)
             self._compare_groups(scaled, values, self._exchange(scaled, values))
-        if is_scaled and self._arriving:
+        if is_scaled and self._has_arriving:
             scaled = look._replace(scale=_NOTHING)
             values |= self._random(scaled, random)
             self._compare_groups(scaled, values, self._run(scaled, _ALL_OTHERS, values))
 
-    def _exchange(self, look: _Look, values: dict) -> tuple[dict, dict]:
+    @property
+    def _has_arriving(self) -> bool:
+        return bool(self._arriving or self._entries)
+
+    def _exchange(self, look: _Look, values: dict) -> tuple[dict, dict, dict]:
         """Compares micro-batches of one size, in which examples are exchanged.
 
         Returns:
-            Fingerprints of the rows and gradients of (a', b').
+            Fingerprints of the rows, gradients and entries of (a', b').
         """
-        results = [self._run(look, 0, values, [*self._draws, *self._moments])]
+        draws = [*self._draws, *self._moments]
+        if self._entries:  # they are the same in the run that tells their gradients
+            feeds = self._feeds(look, 0, values)
+            numbers = look.session.run([tensor for tensor, _ in draws], feeds)
+            self._note(values, draws, numbers)
+            draws = []
+        results = [self._run(look, 0, values, draws)]
         results += [self._run(look, place, values) for place in (1, 2, _ALL_OTHERS)]
+        others = f"change with {look.number - 1} others"
         for name in results[0][0]:
-            fingerprints = [rows[name] for rows, _ in results]
+            fingerprints = [rows[name] for rows, _, _ in results]
             ratio = _ratio_of_same_rows(fingerprints, look.is_of_b, self._tolerance)
-            _judge(ratio, _NO_ROWS, name, f"change with {look.number - 1} others")
-        least = look.scale if self._arriving else 0.0
-        gradients = [gradients for _, gradients in results]
+            _judge(ratio, _NO_ROWS, name, others)
+        least = look.scale if self._has_arriving else 0.0
+        gradients = [gradients for _, gradients, _ in results]
         coarse = max(self._tolerance, rounding_of(tf.bfloat16))
+        # Lists have other lengths, for which code of other precision may multiply.
+        usual = coarse if self._lists else self._tolerance
         tolerances = {
-            name: coarse if _tensor_of(name) in self._late else self._tolerance
+            name: coarse if _tensor_of(name) in self._late else usual
             for name in gradients[0]
         }
         _judge_exchanged_sums(gradients, least, tolerances)
+        for name in self._lists:
+            sums = [{name: lists[name]} for _, _, lists in results]
+            error = _NO_ROWS.format(_tensor_of(name), others)
+            _judge_exchanged_sums(sums, 0.0, {name: usual}, error)
         return results[-1]
 
     def _compare_groups(self, look: _Look, values: dict, together: tuple) -> None:
@@ -327,7 +355,7 @@ class SpotCheck:
         Args:
             look: The comparison.
             values: Values for the examples.
-            together: Fingerprints of the rows and gradients of (a', b').
+            together: Fingerprints of the rows, gradients and entries of (a', b').
         """
         number = look.number
         groups = [size for size in _GROUPS if size < number][: number - 1]
@@ -335,20 +363,23 @@ class SpotCheck:
         begins = np.cumsum([0, *groups])
         spans = [slice(*pair) for pair in itertools.pairwise(begins)]
         apart = [self._run(look, _ALL_OTHERS, values, span=span) for span in spans]
-        rows, gradients = together
-        change = 0.0
+        rows, gradients, lists = together
+        change, difference = 0.0, f"for {number} are others than for {_listed(groups)}"
         for name, whole in rows.items():
-            fingerprints = [group[name] for group, _ in apart]
+            fingerprints = [group[name] for group, _, _ in apart]
             ratio, change_of_rows = _joined_rows(whole, fingerprints, number)
-            difference = f"for {number} are others than for {_listed(groups)}"
             _judge(ratio, _NO_ROWS, name, difference)
             change = max(change, change_of_rows)
+        for name, whole in lists.items():
+            sums = [{name: group[name]} for _, _, group in apart]
+            error = _NO_ROWS.format(_tensor_of(name), difference)
+            _judge_sums({name: whole}, sums, _SMALLEST_ROWS, _SHARE, error)
         if self._has_own_gradients:  # of rows, TensorFlow derives sums
-            least = look.scale if self._arriving else 0.0
+            least = look.scale if self._has_arriving else 0.0
             share = max(_SHARE_OF_SUMS, _PER_ROOT * np.sqrt(change))
             if look.scale == _NOTHING:  # most gradients are exactly 0
                 share = min(share, _SHARE_OF_NOTHING)
-            _judge_sums(gradients, [group for _, group in apart], least, share)
+            _judge_sums(gradients, [group for _, group, _ in apart], least, share)
 
     def _run(
         self,
@@ -357,8 +388,8 @@ class SpotCheck:
         values: dict,
         draws: Sequence[tuple[tf.Tensor, int | None]] = (),
         span: slice | None = None,
-    ) -> tuple[dict, dict]:
-        """Returns the fingerprints of rows and of gradients.
+    ) -> tuple[dict, dict, dict]:
+        """Returns the fingerprints of rows, of gradients and of entries.
 
         Args:
             look: The comparison.
@@ -369,6 +400,33 @@ class SpotCheck:
                 pairs, to add to `values`.
             span: The examples of the micro-batch to run; None runs all.
         """
+        feeds = self._feeds(look, place, values, span)
+        if self._entries:
+            entries = look.session.run([tensor for tensor, _ in self._entries], feeds)
+            for (_, gradient), value in zip(self._entries, entries, strict=True):
+                feeds[gradient.name] = _gradient_of(np.asarray(value), look.scale)
+        drawn = [tensor for tensor, _ in draws]
+        results = self._rows, self._gradients, self._lists
+        fetches = [results, drawn, [*self._guards, *self._uniques]]
+        results, numbers, _ = look.session.run(fetches, feeds)
+        rows, gradients, lists = _numbers(results)
+        self._note(values, draws, numbers)
+        if look.is_noisy and not _are_finite(rows, gradients | lists):
+            raise _NotFinite("numbers that are not finite")
+        return rows, gradients, lists
+
+    def _note(self, values: dict, draws: Sequence, numbers: Sequence) -> None:
+        """Adds random numbers or moments to `values`."""
+        for (tensor, axis), value in zip(draws, numbers, strict=True):
+            if blocks := self._blocks.get(tensor.name):  # of all examples
+                value = np.asarray(value)
+                value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1
+            values[tensor.name] = value, axis, 1
+
+    def _feeds(
+        self, look: _Look, place: int, values: dict, span: slice | None = None
+    ) -> dict:
+        """Returns the feeds of a micro-batch; for arguments see `_run`."""
         span = span or slice(0, look.number)
         begin = place * look.number
         feeds = {**look.feeds, self._batch.begin.name: begin + span.start}
@@ -388,18 +446,7 @@ class SpotCheck:
             if name in self._blocks:
                 part = part.reshape(-1, *part.shape[2:])
             feeds[name] = part
-        drawn = [tensor for tensor, _ in draws]
-        fetches = [self._rows, self._gradients, drawn, [*self._guards, *self._uniques]]
-        rows, gradients, numbers, _ = look.session.run(fetches, feeds)
-        rows, gradients = _numbers((rows, gradients))
-        for (tensor, axis), value in zip(draws, numbers, strict=True):
-            if blocks := self._blocks.get(tensor.name):  # of all examples
-                value = np.asarray(value)
-                value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1
-            values[tensor.name] = value, axis, 1
-        if look.is_noisy and not _are_finite(rows, gradients):
-            raise _NotFinite("numbers that are not finite")
-        return rows, gradients
+        return feeds
 
     def _random(self, look: _Look, random) -> dict:
         """Returns gradients for the rows of all examples, and their axes and factors."""
@@ -425,6 +472,14 @@ def _numbers(values):
     return tf.nest.map_structure(np.asarray, values)
 
 
+def _gradient_of(entries: np.ndarray, scale: float) -> np.ndarray:
+    """Returns a gradient for entries: each has its own, beside any other entries."""
+    dtype = np.complex128 if np.iscomplexobj(entries) else np.float64
+    wide = entries.astype(dtype)
+    with np.errstate(invalid="ignore"):
+        return (scale * (1 + wide / (1 + np.abs(wide)))).astype(entries.dtype)
+
+
 def _are_others(is_of_b: np.ndarray) -> np.ndarray:
     """Returns where (a, b), (a', b), (a, b') and (a', b') have a' or b'."""
     return np.array([is_of_b & False, ~is_of_b, is_of_b, is_of_b | True])
@@ -436,6 +491,7 @@ def _results_of(derivations: list[Derivation], collected: list) -> tuple:
     Returns:
         (Gradients of the batch; (tensor, axis of its rows) of each tensor with rows;
         (tensor, its gradient, axis) of each whose gradient arrives at micro-batches).
+        The axis is None for entries.
     """
     simple = [call for call in derivations if call.is_simple]
     gradients = [g for call in simple for g in call.gradients if g is not None]
@@ -443,7 +499,7 @@ def _results_of(derivations: list[Derivation], collected: list) -> tuple:
     arriving = []
     for call in simple:
         for tensor, gradient in zip(call.rows, call.arriving, strict=True):
-            axis = call.view.state(tensor).axis
+            axis = axis_of_rows(call.view, tensor)
             rows[tensor.ref()] = tensor, axis
             arriving.append((tensor, gradient, axis))
     return gradients, [*rows.values()], arriving
@@ -606,7 +662,9 @@ def _ratio_of_same_rows(
     return max(ratios)
 
 
-def _judge_exchanged_sums(results: list[dict], least: float, tolerances: dict) -> None:
+def _judge_exchanged_sums(
+    results: list[dict], least: float, tolerances: dict, error: str | None = None
+) -> None:
     """Judges whether gradients are sums of a's and of b's.
 
     Args:
@@ -617,6 +675,7 @@ def _judge_exchanged_sums(results: list[dict], least: float, tolerances: dict) -
             rounding.
         tolerances: Largest differences by rounding, relative to the largest number, by
             name.
+        error: The error's message; None is that of gradients.
     """
     sizes = [fingerprint.size for result in results for fingerprint in result.values()]
     largest = np.nanmax([least, *sizes])
@@ -629,10 +688,16 @@ def _judge_exchanged_sums(results: list[dict], least: float, tolerances: dict) -
         one, two, three, both = (f.products.astype(np.float64) for f in four)
         bound = tolerances[name] * max(size, _SMALLEST * largest)
         ratio = ratio_to_rounding(one + both - two - three, numbers, bound)
-        _judge(ratio, _NO_SUM, _tensor_of(name), "with other examples")
+        _judge(ratio, error or _NO_SUM, _tensor_of(name), "with other examples")
 
 
-def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -> None:
+def _judge_sums(
+    together: dict,
+    apart: list[dict],
+    least: float,
+    share: float,
+    error: str | None = None,
+) -> None:
     """Judges whether gradients are the sums of the groups' gradients.
 
     Args:
@@ -640,6 +705,7 @@ def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -
         apart: Those of each group.
         least: As for `_judge_exchanged_sums`.
         share: Largest difference by rounding, relative to the groups' gradients.
+        error: The error's message; None is that of gradients.
     """
     sizes = [_typical(whole.products, whole.numbers) for whole in together.values()]
     largest = np.nanmax([least, *sizes])
@@ -650,7 +716,7 @@ def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -
         size = max(size, _typical(whole.products, number), _SMALLEST * largest)
         difference = _typical(_difference(whole.products, sum(groups)), number)
         ratio = _ratio(difference, share * size)
-        _judge(float(ratio), _NO_SUM, _tensor_of(name), "in smaller groups")
+        _judge(float(ratio), error or _NO_SUM, _tensor_of(name), "in smaller groups")
 
 
 def _joined_rows(
