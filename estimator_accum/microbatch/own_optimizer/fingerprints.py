@@ -3,7 +3,6 @@
     gradient     each block of 1,024 numbers * random numbers    [blocks, 4]
     slices       each slice * random numbers * that of its row   [1024, 4], by row
     rows         each row of an example * random numbers         [rows, 4]
-    entries      the sum of all entries, as a gradient
 
 They are linear: the sum of two gradients has the sum of their fingerprints. If tensors
 differ in one number by d, each product differs by 0.5 |d| to 1.5 |d|; if rounding makes
@@ -64,7 +63,7 @@ def of_gradient(gradient: tf.Tensor | tf.IndexedSlices) -> Fingerprint:
     with tf.name_scope("fingerprint"):
         if isinstance(gradient, tf.IndexedSlices):
             return _of_slices(gradient)
-        return _of_dense(_as_floats(gradient))
+        return _of_dense(gradient)
 
 
 def of_rows(tensor: tf.Tensor, axis: int) -> Fingerprint:
@@ -102,20 +101,8 @@ def of_rows(tensor: tf.Tensor, axis: int) -> Fingerprint:
         return Fingerprint(products, numbers, *ends, is_finite, others)
 
 
-def of_entries(tensor: tf.Tensor) -> Fingerprint:
-    """Returns the fingerprint of the sum of entries, of any dtype."""
-    with tf.name_scope("fingerprint"):
-        value = _as_floats(tensor)
-        total = _of_dense(tf.reduce_sum(value, 0))
-        highest, lowest = _ends(value)  # whose rounding the sum has
-        return total._replace(
-            highest=tf.maximum(total.highest, highest),
-            lowest=tf.minimum(total.lowest, lowest),
-        )
-
-
 def _of_dense(gradient: tf.Tensor) -> Fingerprint:
-    value = tf.reshape(gradient, [-1])
+    value = tf.reshape(_as_floats(gradient), [-1])
     number = value.shape.num_elements()
     number = tf.size(value) if number is None else number
     full = number // _BLOCK * _BLOCK

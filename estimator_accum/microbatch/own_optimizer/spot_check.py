@@ -4,7 +4,8 @@
     rows of a in F(a, b)   = those in F(a, b')
     F(a, b)                = the sum of smaller groups' gradients, their rows joined
 
-with random gradients of the rows, entries of examples beside them, and the same random numbers in all, and the same
+with random gradients of the rows, gradients of entries of examples that are computed from
+them, and the same random numbers in all, and the same
 moments if each micro-batch is normalized by its own (fed_moments.py). a, b, a' and b' are
 examples from all parts of the batch; a' and b' have noise on dense features that are no
 integers. It guards the rules of the analysis, and finds gradients of their own
@@ -12,7 +13,8 @@ integers. It guards the rules of the analysis, and finds gradients of their own
 
 The four micro-batches have the same size, so the same code multiplies in all of them: an
 example's own numbers are the same in any precision (TF32, bfloat16), and only sums over
-examples are rounded in different ways. The bound is the rounding of such a sum. Where
+examples are rounded in different ways. Lists of entries have other lengths, so all behind
+them may be multiplied by code of other precision. The bound is the rounding of such a sum. Where
 such sums are multiplied (late_products.py), they are judged by it, and products of them
 by that of bfloat16. Groups have other sizes, for which code of other precision may
 multiply; a number near a step (ReLU, quantization, argmax) may fall to its other side.
@@ -44,7 +46,6 @@ from estimator_accum.microbatch.own_optimizer.fed_moments import (
 )
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
-    of_entries,
     of_gradient,
     of_rows,
     ratio_to_rounding,
@@ -158,14 +159,13 @@ class SpotCheck:
                 return copies.get(tensor.ref(), tensor)
 
             self._rows = {
-                tensor.name: of_rows(copy(tensor), axis)
+                tensor.name: of_rows(copy(tensor), axis or 0)
                 for tensor, axis in rows
-                if copy(tensor).graph.is_fetchable(copy(tensor)) and axis is not None
+                if copy(tensor).graph.is_fetchable(copy(tensor))
             }
+            lists = [tensor.name for tensor, axis in rows if axis is None]
             self._lists = {
-                f"{i} {tensor.name}": of_entries(copy(tensor))
-                for i, (tensor, axis) in enumerate(rows)
-                if copy(tensor).graph.is_fetchable(copy(tensor)) and axis is None
+                name: self._rows[name] for name in lists if name in self._rows
             }
             self._gradients = {
                 f"{i} {_parts(g)[0].name}": of_gradient(
@@ -179,12 +179,12 @@ class SpotCheck:
             self._uniques = [op for op in copied if op.graph.is_fetchable(op)]
             self._draws = [(copy(draw), axis) for draw, axis, _ in draws]
             self._blocks = {copy(draw).name: n for draw, _, n in draws if n > 1}
-            of_rows_alone = [row for row in arriving if row[2] is not None]
-            self._shapes = [tf.shape(copy(t)) for t, _, _ in of_rows_alone]
-            self._arriving = [(copy(g), axis) for _, g, axis in of_rows_alone]
             self._entries = [
                 (copy(t), copy(g)) for t, g, axis in arriving if axis is None
             ]
+            arriving = [row for row in arriving if row[2] is not None]
+            self._shapes = [tf.shape(copy(t)) for t, _, _ in arriving]
+            self._arriving = [(copy(g), axis) for _, g, axis in arriving]
             self._indices = tf.compat.v1.placeholder(tf.int64, [None], "examples")
             self._examples, self._takes_noise = {}, []
             for whole, example, is_dense in _examples(batch, self._indices):
@@ -314,39 +314,35 @@ class SpotCheck:
     def _has_arriving(self) -> bool:
         return bool(self._arriving or self._entries)
 
-    def _exchange(self, look: _Look, values: dict) -> tuple[dict, dict, dict]:
+    def _exchange(self, look: _Look, values: dict) -> tuple[dict, dict]:
         """Compares micro-batches of one size, in which examples are exchanged.
 
         Returns:
-            Fingerprints of the rows, gradients and entries of (a', b').
+            Fingerprints of the rows and gradients of (a', b').
         """
-        draws = [*self._draws, *self._moments]
-        if self._entries:  # they are the same in the run that tells their gradients
-            feeds = self._feeds(look, 0, values)
-            numbers = look.session.run([tensor for tensor, _ in draws], feeds)
-            self._note(values, draws, numbers)
-            draws = []
+        draws, lengths = [*self._draws, *self._moments], [{}, {}]
+        if self._lists:
+            self._draw(look, values, draws)
+            lengths, draws = [self._lengths(look, i, values) for i in (0, 1)], []
         results = [self._run(look, 0, values, draws)]
         results += [self._run(look, place, values) for place in (1, 2, _ALL_OTHERS)]
-        others = f"change with {look.number - 1} others"
-        for name in results[0][0]:
-            fingerprints = [rows[name] for rows, _, _ in results]
-            ratio = _ratio_of_same_rows(fingerprints, look.is_of_b, self._tolerance)
-            _judge(ratio, _NO_ROWS, name, others)
-        least = look.scale if self._has_arriving else 0.0
-        gradients = [gradients for _, gradients, _ in results]
         coarse = max(self._tolerance, rounding_of(tf.bfloat16))
-        # Lists have other lengths, for which code of other precision may multiply.
-        usual = coarse if self._lists else self._tolerance
+        for name in results[0][0]:
+            fingerprints = [rows[name] for rows, _ in results]
+            tolerance, of_a = self._tolerance, _lengths_of_a(fingerprints, look.is_of_b)
+            if name in self._lists:
+                tolerance, of_a = coarse, [lengths[i % 2][name] for i in range(4)]
+            ratio = _ratio_of_same_rows(fingerprints, of_a, tolerance)
+            _judge(ratio, _NO_ROWS, name, f"change with {look.number - 1} others")
+        least = look.scale if self._has_arriving else 0.0
+        gradients = [gradients for _, gradients in results]
         tolerances = {
-            name: coarse if _tensor_of(name) in self._late else usual
+            name: coarse
+            if self._lists or _tensor_of(name) in self._late
+            else self._tolerance
             for name in gradients[0]
         }
         _judge_exchanged_sums(gradients, least, tolerances)
-        for name in self._lists:
-            sums = [{name: lists[name]} for _, _, lists in results]
-            error = _NO_ROWS.format(_tensor_of(name), others)
-            _judge_exchanged_sums(sums, 0.0, {name: usual}, error)
         return results[-1]
 
     def _compare_groups(self, look: _Look, values: dict, together: tuple) -> None:
@@ -355,7 +351,7 @@ class SpotCheck:
         Args:
             look: The comparison.
             values: Values for the examples.
-            together: Fingerprints of the rows, gradients and entries of (a', b').
+            together: Fingerprints of the rows and gradients of (a', b').
         """
         number = look.number
         groups = [size for size in _GROUPS if size < number][: number - 1]
@@ -363,23 +359,21 @@ class SpotCheck:
         begins = np.cumsum([0, *groups])
         spans = [slice(*pair) for pair in itertools.pairwise(begins)]
         apart = [self._run(look, _ALL_OTHERS, values, span=span) for span in spans]
-        rows, gradients, lists = together
-        change, difference = 0.0, f"for {number} are others than for {_listed(groups)}"
+        rows, gradients = together
+        change = 0.0
         for name, whole in rows.items():
-            fingerprints = [group[name] for group, _, _ in apart]
-            ratio, change_of_rows = _joined_rows(whole, fingerprints, number)
+            fingerprints = [group[name] for group, _ in apart]
+            parts = len(whole.products) if name in self._lists else number
+            ratio, change_of_rows = _joined_rows(whole, fingerprints, parts)
+            difference = f"for {number} are others than for {_listed(groups)}"
             _judge(ratio, _NO_ROWS, name, difference)
             change = max(change, change_of_rows)
-        for name, whole in lists.items():
-            sums = [{name: group[name]} for _, _, group in apart]
-            error = _NO_ROWS.format(_tensor_of(name), difference)
-            _judge_sums({name: whole}, sums, _SMALLEST_ROWS, _SHARE, error)
         if self._has_own_gradients:  # of rows, TensorFlow derives sums
             least = look.scale if self._has_arriving else 0.0
             share = max(_SHARE_OF_SUMS, _PER_ROOT * np.sqrt(change))
             if look.scale == _NOTHING:  # most gradients are exactly 0
                 share = min(share, _SHARE_OF_NOTHING)
-            _judge_sums(gradients, [group for _, group, _ in apart], least, share)
+            _judge_sums(gradients, [group for _, group in apart], least, share)
 
     def _run(
         self,
@@ -388,8 +382,8 @@ class SpotCheck:
         values: dict,
         draws: Sequence[tuple[tf.Tensor, int | None]] = (),
         span: slice | None = None,
-    ) -> tuple[dict, dict, dict]:
-        """Returns the fingerprints of rows, of gradients and of entries.
+    ) -> tuple[dict, dict]:
+        """Returns the fingerprints of rows and of gradients.
 
         Args:
             look: The comparison.
@@ -406,27 +400,36 @@ class SpotCheck:
             for (_, gradient), value in zip(self._entries, entries, strict=True):
                 feeds[gradient.name] = _gradient_of(np.asarray(value), look.scale)
         drawn = [tensor for tensor, _ in draws]
-        results = self._rows, self._gradients, self._lists
-        fetches = [results, drawn, [*self._guards, *self._uniques]]
-        results, numbers, _ = look.session.run(fetches, feeds)
-        rows, gradients, lists = _numbers(results)
+        fetches = [self._rows, self._gradients, drawn, [*self._guards, *self._uniques]]
+        rows, gradients, numbers, _ = look.session.run(fetches, feeds)
+        rows, gradients = _numbers((rows, gradients))
         self._note(values, draws, numbers)
-        if look.is_noisy and not _are_finite(rows, gradients | lists):
+        if look.is_noisy and not _are_finite(rows, gradients):
             raise _NotFinite("numbers that are not finite")
-        return rows, gradients, lists
+        return rows, gradients
+
+    def _draw(self, look: _Look, values: dict, draws: Sequence) -> None:
+        """Adds random numbers or moments of (a, b) to `values`, see `_run`."""
+        feeds = self._feeds(look, 0, values)
+        self._note(values, draws, look.session.run([t for t, _ in draws], feeds))
 
     def _note(self, values: dict, draws: Sequence, numbers: Sequence) -> None:
-        """Adds random numbers or moments to `values`."""
         for (tensor, axis), value in zip(draws, numbers, strict=True):
             if blocks := self._blocks.get(tensor.name):  # of all examples
                 value = np.asarray(value)
                 value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1
             values[tensor.name] = value, axis, 1
 
+    def _lengths(self, look: _Look, place: int, values: dict) -> dict[str, int]:
+        """Returns the number of products of a's entries in a micro-batch, by name."""
+        feeds = self._feeds(look, place, values, slice(0, int(sum(~look.is_of_b))))
+        fingerprints = look.session.run(self._lists, feeds)
+        return {name: len(entries.products) for name, entries in fingerprints.items()}
+
     def _feeds(
         self, look: _Look, place: int, values: dict, span: slice | None = None
     ) -> dict:
-        """Returns the feeds of a micro-batch; for arguments see `_run`."""
+        """Returns the feeds of a micro-batch, see `_run`."""
         span = span or slice(0, look.number)
         begin = place * look.number
         feeds = {**look.feeds, self._batch.begin.name: begin + span.start}
@@ -473,9 +476,8 @@ def _numbers(values):
 
 
 def _gradient_of(entries: np.ndarray, scale: float) -> np.ndarray:
-    """Returns a gradient for entries: each has its own, beside any other entries."""
-    dtype = np.complex128 if np.iscomplexobj(entries) else np.float64
-    wide = entries.astype(dtype)
+    """Returns gradients that entries have beside any others; of no more than 2."""
+    wide = entries.astype(np.result_type(entries.dtype, np.float64))
     with np.errstate(invalid="ignore"):
         return (scale * (1 + wide / (1 + np.abs(wide)))).astype(entries.dtype)
 
@@ -637,34 +639,39 @@ def _judge(ratio: float, sentence: str, name: str, difference: str) -> None:
         raise _Difference(sentence.format(name, difference))
 
 
+def _lengths_of_a(results: list[Fingerprint], is_of_b: np.ndarray) -> list[int]:
+    """Returns the number of products of a's rows in each result."""
+    rows = [len(result.products) // len(is_of_b) for result in results]
+    return [number * int(sum(~is_of_b)) for number in rows]
+
+
 def _ratio_of_same_rows(
-    results: list[Fingerprint], is_of_b: np.ndarray, tolerance: float
+    results: list[Fingerprint], of_a: list[int], tolerance: float
 ) -> float:
     """Returns the difference of each example's rows beside other examples.
 
     Args:
         results: Fingerprints of the rows of (a, b), (a', b), (a, b') and (a', b').
-        is_of_b: Which of the examples are b.
+        of_a: How many of the products of each, the first ones, are of a or a'.
         tolerance: Largest difference by rounding, relative to the largest number.
     """
-    number = len(results[0].products)
-    shapes = {(len(result.products), *result.others) for result in results}
-    if len(shapes) > 1 or number % len(is_of_b):
+    if len({tuple(result.others) for result in results}) > 1:
         return np.inf
     # A small loss is the difference of larger numbers, whose rounding it has.
     bound = tolerance * max(1.0, *(result.size for result in results))
-    places = is_of_b.repeat(number // len(is_of_b))
     ratios = []
-    for rows, pairs in ((~places, [(0, 2), (1, 3)]), (places, [(0, 1), (2, 3)])):
+    parts = [np.split(r.products, [n]) for r, n in zip(results, of_a, strict=True)]
+    for half, pairs in enumerate(([(0, 2), (1, 3)], [(0, 1), (2, 3)])):
         for i, j in pairs:
-            difference = _difference(results[i].products, results[j].products)[rows]
+            one, other = parts[i][half], parts[j][half]
+            if len(one) != len(other):
+                return np.inf
+            difference = _difference(one, other)
             ratios.append(ratio_to_rounding(difference, results[i].numbers, bound))
     return max(ratios)
 
 
-def _judge_exchanged_sums(
-    results: list[dict], least: float, tolerances: dict, error: str | None = None
-) -> None:
+def _judge_exchanged_sums(results: list[dict], least: float, tolerances: dict) -> None:
     """Judges whether gradients are sums of a's and of b's.
 
     Args:
@@ -675,7 +682,6 @@ def _judge_exchanged_sums(
             rounding.
         tolerances: Largest differences by rounding, relative to the largest number, by
             name.
-        error: The error's message; None is that of gradients.
     """
     sizes = [fingerprint.size for result in results for fingerprint in result.values()]
     largest = np.nanmax([least, *sizes])
@@ -688,16 +694,10 @@ def _judge_exchanged_sums(
         one, two, three, both = (f.products.astype(np.float64) for f in four)
         bound = tolerances[name] * max(size, _SMALLEST * largest)
         ratio = ratio_to_rounding(one + both - two - three, numbers, bound)
-        _judge(ratio, error or _NO_SUM, _tensor_of(name), "with other examples")
+        _judge(ratio, _NO_SUM, _tensor_of(name), "with other examples")
 
 
-def _judge_sums(
-    together: dict,
-    apart: list[dict],
-    least: float,
-    share: float,
-    error: str | None = None,
-) -> None:
+def _judge_sums(together: dict, apart: list[dict], least: float, share: float) -> None:
     """Judges whether gradients are the sums of the groups' gradients.
 
     Args:
@@ -705,7 +705,6 @@ def _judge_sums(
         apart: Those of each group.
         least: As for `_judge_exchanged_sums`.
         share: Largest difference by rounding, relative to the groups' gradients.
-        error: The error's message; None is that of gradients.
     """
     sizes = [_typical(whole.products, whole.numbers) for whole in together.values()]
     largest = np.nanmax([least, *sizes])
@@ -716,7 +715,7 @@ def _judge_sums(
         size = max(size, _typical(whole.products, number), _SMALLEST * largest)
         difference = _typical(_difference(whole.products, sum(groups)), number)
         ratio = _ratio(difference, share * size)
-        _judge(float(ratio), error or _NO_SUM, _tensor_of(name), "in smaller groups")
+        _judge(float(ratio), _NO_SUM, _tensor_of(name), "in smaller groups")
 
 
 def _joined_rows(
@@ -733,12 +732,14 @@ def _joined_rows(
     Args:
         together: Fingerprint of the rows.
         apart: Those of each group.
-        number: Number of examples.
+        number: Number of examples; of products, if they are entries.
     """
     joined = np.concatenate([group.products for group in apart])
     shapes = {tuple(fingerprint.others) for fingerprint in [together, *apart]}
     if len(shapes) > 1 or joined.shape != together.products.shape:
         return np.inf, np.inf
+    if not number:
+        return 0.0, 0.0
     if len(joined) % number:
         return np.inf, np.inf
 

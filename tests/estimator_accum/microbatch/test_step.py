@@ -138,6 +138,28 @@ def _normalized_targets():
     return step, [*kernels, mean, deviation, counter], (_X, _Y)
 
 
+def _masked_words():
+    """A masked language model, and a loss of chosen examples beside all."""
+    table, kernels = _weights(11, 4), [_weights(4, 5), _weights(5, 11), _weights(5, 2)]
+
+    def step(x, y, ids):
+        with tf.GradientTape() as tape:
+            words = tf.one_hot(ids, 11, dtype=tf.float64)
+            hidden = tf.tanh(words @ (table @ kernels[0]))  # [B, 3, 5]
+            chosen = tf.equal(ids % 3, 1)
+            logits = tf.boolean_mask(hidden, chosen) @ kernels[1]
+            loss = _crossentropy(tf.boolean_mask(ids, chosen), logits)
+            is_large = x[:, 0] > 0.5
+            scores = tf.boolean_mask(hidden[:, 0], is_large) @ kernels[2]
+            errors = (scores - tf.boolean_mask(y, is_large)) ** 2
+            root = tf.sqrt(tf.reduce_sum(errors) / tf.cast(tf.size(errors), x.dtype))
+            loss += root * tf.reduce_mean(hidden**2)
+        _descend(tape, loss, [table, *kernels])
+        return loss, tf.shape(logits)[0], root
+
+    return step, [table, *kernels], (_X, _Y, _IDS)
+
+
 def _codebook():
     encoder, encode = _network(6, 3)
     decoder, decode = _network(3, 6)
@@ -488,6 +510,7 @@ _STEPS = [
     _critic_and_generator,
     _both_losses_first,
     _normalized_targets,
+    _masked_words,
     _codebook,
     _two_views,
     _embedding,
@@ -1224,6 +1247,7 @@ _OF_REPLICAS = [
     _adversarial_words,
     _both_losses_first,
     _normalized_targets,
+    _masked_words,
     _codebook,
     _two_views,
     _statistics,
