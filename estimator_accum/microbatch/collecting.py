@@ -71,17 +71,30 @@ def collect(
 
 def count_entries(
     batch: WholeBatch, turn: Turn, entries: tf.Tensor
-) -> tuple[tf.Tensor, Work]:
-    """Returns numbers of entries for a later run, int64 [N], and the work for them.
+) -> tuple[tf.Tensor, tf.Tensor, Work]:
+    """Counts the entries of micro-batches.
 
-    That of a micro-batch is at the place of its first example, 0 at the others.
+    Args:
+        batch: The batch.
+        turn: The pass.
+        entries: Entries of a micro-batch, along the first axis.
+
+    Returns:
+        (Number of entries of the micro-batches before this one, and of all for a later
+        run, scalars int64; the work that counts them.)
     """
     with tf.device("/cpu:0"):
-        number = tf.shape(entries, out_type=tf.int64)[:1]
-        zeros = tf.zeros(batch.size[None], tf.int64)
-        numbers = tf.concat([number, zeros], 0)[: batch.size]
-    (counts,), work = collect(batch, turn, [numbers], [0])
-    return counts, work
+        number = tf.shape(entries, out_type=tf.int64)[0]
+        slot = batch.works.slot("entries", tf.int64)
+        before = tf.where(batch.is_first, tf.zeros_like(number), slot.read())
+        write = slot.write(before + number)
+        with tf.control_dependencies(None):
+            zero = slot.write(tf.constant(0, tf.int64))
+        done, waits = _when_done(batch, turn, [write])
+        with tf.control_dependencies(waits):
+            total = slot.read()
+    work = Work(micro_ops=[write], empty=[zero], initialize=[zero], done=done)
+    return before, total, work
 
 
 def keep(
@@ -178,7 +191,7 @@ def keep_rows(
     name: str,
     values: list[tf.Tensor],
     axes: list[int | None],
-    counts: dict[int, tf.Tensor] | None = None,
+    spans: dict[int, tuple[tf.Tensor, tf.Tensor]] | None = None,
 ) -> tuple[list[tf.Tensor], Work]:
     """Returns the micro-batch's rows of values, for a later run, and `keep`'s work.
 
@@ -188,16 +201,13 @@ def keep_rows(
         name: Name of the variables.
         values: Values of the whole batch.
         axes: The axis of each value that has the rows; None for no rows, the value itself.
-        counts: `count_entries` of the values with entries, by their places.
+        spans: (Begin, end) of the micro-batch's entries in values of entries, by their
+            places among all values.
     """
     kept, work = keep(batch, turn, name, values)
-    counts = counts or {}
     for i, axis in enumerate(axes):
-        if i in counts:
-            bounds = batch.begin, batch.begin + batch.size
-            with tf.device("/cpu:0"):
-                begin, end = (tf.reduce_sum(counts[i][:place]) for place in bounds)
-            kept[i] = kept[i][begin:end]
+        if spans and i in spans:
+            kept[i] = kept[i][slice(*spans[i])]
         elif axis is not None:
             length = tf.shape(kept[i], out_type=tf.int64)[axis]
             span = length // batch.divisor(batch.rows)

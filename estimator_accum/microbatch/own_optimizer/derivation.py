@@ -14,7 +14,11 @@ import tensorflow as tf
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.graph.internals import set_input
 from estimator_accum.microbatch.batch import WholeBatch
-from estimator_accum.microbatch.collecting import WHOLE_BATCH_LOSS, keep_rows
+from estimator_accum.microbatch.collecting import (
+    WHOLE_BATCH_LOSS,
+    count_entries,
+    keep_rows,
+)
 from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
 from estimator_accum.microbatch.own_optimizer.head import (
     Copies,
@@ -28,6 +32,7 @@ from estimator_accum.microbatch.own_optimizer.patches import (
     put_behind,
     source_of,
 )
+from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.own_gradients import (
     check_own_gradients,
     results_with_own_gradients,
@@ -74,7 +79,7 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
     check_moments(view)
     losses = copies.take_losses(view, request.tops)
     rows, gradients, direct = _of_head(copies, request, view, losses)
-    arriving = _arriving(batch, copies, view, rows, gradients)
+    arriving = _arriving(batch, view, rows, gradients)
     gradients = [None] * len(request.xs)
     if rows:
         gradients = _of_rows(request, view, rows, arriving)
@@ -184,17 +189,12 @@ def _of_rows(
 
 
 def _arriving(
-    batch: WholeBatch,
-    copies: Copies,
-    view: View,
-    rows: list[tf.Tensor],
-    gradients: list[tf.Tensor],
+    batch: WholeBatch, view: View, rows: list[tf.Tensor], gradients: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns the micro-batch's rows of the gradient that arrives at the batch's rows.
 
     Args:
         batch: The batch.
-        copies: The copies, by which the gradients were computed.
         view: The graph.
         rows: Tensors with rows or entries, or results of whole_batch_loss.
         gradients: Their gradients, of the whole batch.
@@ -203,15 +203,9 @@ def _arriving(
         None if _is_loss_of_all(tensor) else axis_of_rows(view, tensor)
         for tensor in rows
     ]
-    lists = {
-        i: tensor
-        for i, tensor in enumerate(rows)
-        if axes[i] is None and not _is_loss_of_all(tensor)
-    }
-    counts = copies.counts(view, [*lists.values()])
-    counts = dict(zip(lists, counts, strict=True))
+    spans = _spans_of_entries(batch, view, rows)
     turn = batch.works.first_turn()
-    arriving, work = keep_rows(batch, turn, "arriving", gradients, axes, counts)
+    arriving, work = keep_rows(batch, turn, "arriving", gradients, axes, spans)
     batch.works.add(work, turn)
     for i, tensor in enumerate(rows):
         if _is_loss_of_all(tensor):
@@ -219,6 +213,22 @@ def _arriving(
         else:
             arriving[i].set_shape(tensor.shape)
     return arriving
+
+
+def _spans_of_entries(batch: WholeBatch, view: View, rows: list[tf.Tensor]) -> dict:
+    """Returns (begin, end) of the micro-batch's entries, by the places of their tensors."""
+    lists, spans = {}, {}
+    for i, tensor in enumerate(rows):
+        if not _is_loss_of_all(tensor) and axis_of_rows(view, tensor) is None:
+            first = view.analysis.first_of_list(tensor)
+            if first.ref() not in lists:
+                view.check_order(tensor)
+                before, _, work = count_entries(batch, Turn.LAST, first)
+                batch.works.add(work)
+                end = before + tf.shape(first, out_type=tf.int64)[0]
+                lists[first.ref()] = before, end
+            spans[i] = lists[first.ref()]
+    return spans
 
 
 def _is_trainable(tensor: tf.Tensor) -> bool:

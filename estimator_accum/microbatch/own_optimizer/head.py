@@ -12,7 +12,6 @@ of rows is wanted, it is computed, and no row is collected.
 """
 
 import collections
-import contextlib
 
 import tensorflow as tf
 
@@ -260,16 +259,6 @@ def _check_no_draw_in_a_loop(operations) -> None:
             )
 
 
-@contextlib.contextmanager
-def _made_for_whole_batch():
-    """Context whose operations are none of the micro-batch's."""
-    graph = tf.compat.v1.get_default_graph()
-    before = set(graph.get_operations())
-    yield
-    for operation in set(graph.get_operations()) - before:
-        setattr(operation, _OF_WHOLE_BATCH, True)
-
-
 def axis_of_rows(view: View, tensor: tf.Tensor) -> int | None:
     """Returns the axis of a tensor's rows; None of entries."""
     state = view.state(tensor)
@@ -293,7 +282,6 @@ class Copies:
     def __init__(self, batch: WholeBatch, is_early: bool):
         self._batch, self._is_early = batch, is_early
         self.collected, self.counted, self.draws = [], [], False
-        self._counts = {}  # numbers of entries by the first tensor of their list
         self._found = {}  # copies by the tensors that they are of
         self._losses = {}  # those of results of whole_batch_loss
 
@@ -348,23 +336,12 @@ class Copies:
             targets: Tensors of the micro-batch.
             new_ops: Operations that were derived from others, and are copied.
         """
-        with _made_for_whole_batch():
-            return self._make(view, targets, new_ops)
-
-    def counts(self, view: View, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns `count_entries` of tensors, which the same pass computes."""
-        with _made_for_whole_batch():
-            return [self._count(view, tensor) for tensor in tensors]
-
-    def _count(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
-        first = view.analysis.first_of_list(tensor)
-        if first.ref() not in self._counts:
-            view.check_order(tensor)
-            turn = self._turn()
-            self._counts[first.ref()], work = count_entries(self._batch, turn, first)
-            self._batch.works.add(work, turn)
-            self.counted.append(first)
-        return self._counts[first.ref()]
+        graph = tf.compat.v1.get_default_graph()
+        before = set(graph.get_operations())
+        copies = self._make(view, targets, new_ops)
+        for operation in set(graph.get_operations()) - before:
+            setattr(operation, _OF_WHOLE_BATCH, True)
+        return copies
 
     def _turn(self) -> Turn:
         return self._batch.works.first_turn() if self._is_early else Turn.LAST
@@ -426,6 +403,20 @@ class Copies:
                 value = tf.cast(shape, output.dtype)
             self._found[output.ref()] = value
 
+    def _number_of_entries(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the number of entries of the whole batch, scalar int64."""
+        first = view.analysis.first_of_list(tensor)
+        if view.is_part(first) or first.ref() in self._found:
+            return tf.shape(self._value(view, first), tf.int64)[0]
+        if view.is_pure(first):
+            (whole,) = self._make(view, [first], frozenset())
+            return tf.shape(whole, tf.int64)[0]
+        turn = self._turn()
+        _, total, work = count_entries(self._batch, turn, first)
+        self._batch.works.add(work, turn)
+        self.counted.append(first)
+        return total
+
     def _shape(self, view: View, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the shape of a tensor's rows for the whole batch, int64 [rank]."""
         if tensor.op not in view.of_batch:
@@ -439,7 +430,7 @@ class Copies:
         dims, state = view.analysis.dims(tensor), view.state(tensor)
         total = None
         if state.kind == "entries":
-            total = tf.reduce_sum(self._count(view, tensor))
+            total = self._number_of_entries(view, tensor)
             sizes |= dict.fromkeys(state.length.symbols, total)
         if not all(symbol in sizes for size in dims for symbol in size.symbols):
             # The same in all micro-batches, but for the number of examples.
