@@ -36,14 +36,15 @@ _DAILY = {
     *("reversed_gradient", "rolled", "selected", "shape_1", "sparse_product"),
     *("straight_through", "sum_of_list", "sum_over_unknown_time_of_means", "survival"),
     *("swish_of_tensorflow", "time_major", "time_major_matrix", "up_to_the_longest"),
-    *("virtual_adversarial", "whitened"),
+    *("virtual_adversarial", "whitened", "chosen_words", "several_lists"),
+    "similar_among_chosen",
 }
 # Losses with more than 8 % of the activations of a small network, on the whole batch:
 # most of them compare examples.
 _COMBINING = {
-    *("examples_with_examples_by_a_bug", "boolean_mask_of_outputs"),
-    *("masked_before_the_last_layer", "up_to_the_longest", "ragged_rows"),
-    *("ragged_to_tensor", "sparse_values", "softmax_of_weights", "class_balanced"),
+    *("examples_with_examples_by_a_bug", "similar_among_chosen"),
+    *("up_to_the_longest", "ragged_rows"),
+    *("ragged_to_tensor", "softmax_of_weights", "class_balanced"),
     *("standardized_advantages", "in_batch_negatives", "two_views", "hardest_triplets"),
     *("area_under_curve", "ranking_in_groups", "redundancy", "prototypes", "lovasz"),
     *("correlation", "soft_histogram", "normalized_outputs", "whitened"),
@@ -94,7 +95,9 @@ def test_a_loop_that_hides_how_it_mixes_is_exact_or_refused(name, control_flow):
 
 
 @pytest.mark.parametrize(
-    "name", ["mean", "sum", "boolean_mask", "one_per_example", "mean_and_l2"]
+    "name",
+    ["mean", "sum", "boolean_mask", "one_per_example", "mean_and_l2"]
+    + ["chosen_words"],
 )
 def test_one_micro_batch_is_the_batch_bit_for_bit(name):
     loss = losses.LOSSES[name]
@@ -104,7 +107,7 @@ def test_one_micro_batch_is_the_batch_bit_for_bit(name):
 @pytest.mark.parametrize(
     "name",
     ["mean", "rmse", "gather_of_where", "in_batch_negatives", "rolled"]
-    + ["one_per_example"],
+    + ["one_per_example", "several_lists"],
 )
 def test_micro_batches_of_one_example(name):
     loss = losses.LOSSES[name]

@@ -169,6 +169,48 @@ def _masked_before_the_last_layer(y, x, mask):
     return tf.reduce_mean(squared(tf.boolean_mask(y, mask > 0), predicted))
 
 
+def _chosen_words(ids, seq):
+    """A masked language model's: logits of the chosen words alone."""
+    hidden = tf.tanh(tf.tensordot(seq, kernel(), 1))
+    chosen = tf.equal(ids % 3, 1)
+    logits = tf.matmul(tf.boolean_mask(hidden, chosen), variable("words", 5, 12))
+    return tf.reduce_mean(entropies(tf.boolean_mask(ids, chosen), logits))
+
+
+def _words_of_sentences(tags, seq, length):
+    """A tagger's: tf.where in place of the mask, the root of a mean, a count."""
+    hidden = tf.tanh(tf.tensordot(seq, kernel(), 1))
+    places = tf.where(words(length) > 0)
+    logits = tf.matmul(tf.gather_nd(hidden, places), variable("out", 5, 3))
+    losses = entropies(tf.gather_nd(tags, places), logits)
+    mean = tf.reduce_sum(losses) / number(logits)
+    return mean + tf.sqrt(tf.reduce_mean(losses**2))
+
+
+def _several_lists(y, x, z, mask, w):
+    """Chosen examples, some of these, others, and all."""
+    hidden = tf.tanh(tf.matmul(x, kernel()))
+    first = tf.matmul(tf.boolean_mask(hidden, mask > 0), variable("out", 5, 3))
+    labels = tf.boolean_mask(y, mask > 0)
+    again = tf.reduce_sum(first, 1) > 0.0  # the network chooses
+    second = tf.matmul(tf.boolean_mask(first, again), variable("square", 3, 3))
+    other = tf.matmul(tf.boolean_mask(hidden, w > 1.0), variable("other", 5, 3))
+    loss = tf.reduce_mean(squared(tf.boolean_mask(labels, again), second))
+    loss += tf.reduce_mean(tf.abs(other)) * tf.sqrt(tf.reduce_mean(squared(y, z)))
+    return loss + tf.reduce_sum(squared(labels, first)) / number(other)
+
+
+def _similar_among_chosen(x, mask, word):
+    """Compares the chosen ones, which have texts that the network decides."""
+    hidden = tf.tanh(tf.matmul(x, kernel()))
+    z = unit(tf.matmul(tf.boolean_mask(hidden, mask > 0), variable("out", 5, 3)))
+    largest = tf.strings.as_string(tf.argmax(z, 1))
+    texts = tf.strings.join([tf.boolean_mask(word, mask > 0), largest])
+    scores = tf.matmul(z, z, transpose_b=True) / 0.1
+    losses = entropies(tf.range(tf.shape(z)[0]), scores)
+    return tf.reduce_mean(losses) * number(tf.unique(texts).y)
+
+
 def _masked_language_model(ids, seq, at):
     """google-research/bert: gathered positions, weights, sum / (sum + 1e-5)."""
     hidden = tf.tanh(tf.tensordot(seq, kernel(), 1))
@@ -249,6 +291,10 @@ MASKED = {
         / (tf.reduce_sum(tf.cast(y > -0.5, tf.float64), 0) + 1)
     ),
     "masked_before_the_last_layer": _masked_before_the_last_layer,
+    "chosen_words": _chosen_words,
+    "words_of_sentences": _words_of_sentences,
+    "several_lists": _several_lists,
+    "similar_among_chosen": _similar_among_chosen,
     "masked_language_model": _masked_language_model,
     "tokens_over_sum_of_lengths": lambda tags, tokens, length: (
         tf.reduce_sum(one_loss_per_token(tags, tokens) * words(length))
