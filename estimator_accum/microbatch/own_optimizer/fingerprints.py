@@ -145,11 +145,14 @@ def _as_floats(tensor: tf.Tensor) -> tf.Tensor:
         tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
     if not tensor.dtype.is_floating:
         return tf.cast(tensor, tf.float64)
-    # A GPU multiplies matrices of float32 with fewer digits.
-    has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    if tensor.dtype == tf.float64 or has_gpu:
+    if tensor.dtype == tf.float64 or multiplies_by_fewer_digits():
         return tf.cast(tensor, tf.float64)
     return tf.cast(tensor, tf.float32)
+
+
+def multiplies_by_fewer_digits() -> bool:
+    """Returns whether matrices of float32 may be multiplied with fewer digits: by a GPU."""
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _ends(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

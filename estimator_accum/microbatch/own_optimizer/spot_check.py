@@ -13,8 +13,8 @@ integers. It guards the rules of the analysis, and finds gradients of their own
 
 The four micro-batches have the same size, so the same code multiplies in all of them: an
 example's own numbers are the same in any precision (TF32, bfloat16), and only sums over
-examples are rounded in different ways. Lists of entries have other lengths, so all behind
-them may be multiplied by code of other precision. The bound is the rounding of such a sum. Where
+examples are rounded in different ways. Lists of entries have other lengths: a GPU may
+multiply them, and their gradients, by code of other precision. The bound is the rounding of such a sum. Where
 such sums are multiplied (late_products.py), they are judged by it, and products of them
 by that of bfloat16. Groups have other sizes, for which code of other precision may
 multiply; a number near a step (ReLU, quantization, argmax) may fall to its other side.
@@ -46,6 +46,7 @@ from estimator_accum.microbatch.own_optimizer.fed_moments import (
 )
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
+    multiplies_by_fewer_digits,
     of_gradient,
     of_rows,
     ratio_to_rounding,
@@ -327,19 +328,19 @@ class SpotCheck:
         results = [self._run(look, 0, values, draws)]
         results += [self._run(look, place, values) for place in (1, 2, _ALL_OTHERS)]
         coarse = max(self._tolerance, rounding_of(tf.bfloat16))
+        are_coarse = self._lists and multiplies_by_fewer_digits()
+        usual = coarse if are_coarse else self._tolerance
         for name in results[0][0]:
             fingerprints = [rows[name] for rows, _ in results]
             tolerance, of_a = self._tolerance, _lengths_of_a(fingerprints, look.is_of_b)
             if name in self._lists:
-                tolerance, of_a = coarse, [lengths[i % 2][name] for i in range(4)]
+                tolerance, of_a = usual, [lengths[i % 2][name] for i in range(4)]
             ratio = _ratio_of_same_rows(fingerprints, of_a, tolerance)
             _judge(ratio, _NO_ROWS, name, f"change with {look.number - 1} others")
         least = look.scale if self._has_arriving else 0.0
         gradients = [gradients for _, gradients in results]
         tolerances = {
-            name: coarse
-            if self._lists or _tensor_of(name) in self._late
-            else self._tolerance
+            name: coarse if _tensor_of(name) in self._late else usual
             for name in gradients[0]
         }
         _judge_exchanged_sums(gradients, least, tolerances)

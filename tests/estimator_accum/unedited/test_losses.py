@@ -115,6 +115,14 @@ def test_micro_batches_of_one_example(name):
     assert_exact(model_fn_of(loss), input_fn, micro_batches=BATCH)
 
 
+@pytest.mark.parametrize("after", [{0, 1}, {0, 2}, {0, 1, 3}, {0, 2, 7}])
+def test_entries_of_a_batch_that_is_retried_are_its_own(after, memory):
+    memory.after = after
+    loss = losses.LOSSES["several_lists"]
+    assert assert_exact(model_fn_of(loss), input_fn_of(loss), ("auto",)) < 8
+    assert memory.count.value == 2 ** len(after)
+
+
 @pytest.fixture
 def dimensions():
     """Makes sizes TensorFlow 1's `Dimension`s, as under --v1."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from estimator_accum import per_example
 from estimator_accum.microbatch.own_optimizer import derivation, spot_check
 from estimator_accum.microbatch.own_optimizer.fingerprints import (
     Fingerprint,
@@ -114,6 +115,25 @@ def test_what_a_wrong_rule_lets_pass_is_refused(kind, through, monkeypatch):
     model_fn = cut(_model_fn(_WRONG[kind], _THROUGH[through]))
     with pytest.raises(ValueError, match=r"whose rows .* of the examples\. Declare"):
         train(model_fn, _batch())
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda z: tf.roll(z, 1, 0),
+        lambda z: z * (1 + tf.reduce_mean(z**2)),
+        lambda z: z * tf.cast(tf.shape(z)[0], z.dtype),
+    ],
+)
+@pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.norm])
+def test_entries_of_examples_that_are_mixed_are_refused(mix, reduce):
+    def loss_of(features, weights, _):
+        z = per_example(mix(features["x"] @ weights))
+        chosen = tf.boolean_mask(z, features["x"][:, 0] > 0.0)
+        return reduce(chosen @ weights * 100)
+
+    with pytest.raises(ValueError, match=r"whose rows .* of the examples\. Declare"):
+        train(cut(_model_fn(loss_of, None)), _batch())
 
 
 @pytest.mark.parametrize(
@@ -293,9 +313,9 @@ def test_a_model_that_fits_its_examples_has_the_rounding_of_larger_numbers(
 ):
     """Its gradients 1 - p, and its losses, are the differences of such numbers."""
     one, other = _fingerprint(1e-3), _fingerprint(1e-3 + difference)
-    tolerance, is_of_b = rounding_of(tf.float32), np.array([False, True])
-    four = [one, one, one, other]
-    assert (spot_check._ratio_of_same_rows(four, is_of_b, tolerance) <= 1) == is_right
+    tolerance, four = rounding_of(tf.float32), [one, one, one, other]
+    ratio = spot_check._ratio_of_same_rows(four, [1] * 4, tolerance)
+    assert (ratio <= 1) == is_right
     with (
         contextlib.nullcontext() if is_right else pytest.raises(ValueError, match="g,")
     ):
