@@ -1089,6 +1089,52 @@ def test_a_warning_tells_the_share_of_layers_that_are_not_split(caplog, make, ca
     assert re.search(said + cause, caplog.text, re.MULTILINE)
 
 
+def _chosen_words(number):
+    """A masked language model."""
+    kernels = _weights(6, 5), _weights(5, 11)
+
+    def step(x, ids):
+        with tf.GradientTape() as tape:
+            chosen = ids % 3 == 1
+            hidden = tf.tanh(x @ kernels[0])[:, None] + tf.ones([3, 1], x.dtype)
+            logits = tf.boolean_mask(hidden, chosen) @ kernels[1]
+            loss = _crossentropy(tf.boolean_mask(ids, chosen), logits)
+        return loss, tape.gradient(loss, kernels)
+
+    return microbatch_step(step, number) if number else step
+
+
+def test_layers_behind_chosen_words_are_split(caplog):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    results, expected = (
+        tf.nest.flatten(_chosen_words(number)(_X, _IDS)) for number in (4, None)
+    )
+    share, *_ = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert float(share) < 1
+    assert "the model runs once" in caplog.text
+    for ours, whole in zip(results, expected, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_entries_of_a_sparse_tensor_are_in_the_order_of_their_examples():
+    kernel, places = _weights(1, 1), np.argwhere(_IDS > 4)
+    shuffled = np.random.RandomState(0).permutation(places)
+    words = tf.SparseTensor(shuffled, 1.0 * shuffled[:, 0], _IDS.shape)
+
+    def step(words):
+        predicted = tf.tanh(words.values[:, None] @ kernel)[:, 0]
+        numbers = tf.range(tf.size(predicted, tf.int64))
+        return tf.reduce_sum(predicted * tf.cast(numbers, tf.float64))
+
+    expected = tf.function(step)(words)
+    assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-12)
+    assert_close(microbatch_step(step, 1)(words), expected)
+    with pytest.raises(ValueError, match="must lie in the order .* tf.sparse.reorder"):
+        microbatch_step(step, 4)(words)
+    words = tf.sparse.reorder(words)
+    assert_close(microbatch_step(step, 4)(words), tf.function(step)(words))
+
+
 @pytest.mark.parametrize("way", [None, "operation", "generator", "variable"])
 def test_views_that_are_joined_are_split_until_they_are_combined(caplog, way):
     caplog.set_level("DEBUG", "tensorflow.estimator_accum")
