@@ -26,12 +26,18 @@ from scripts.benchmarks.base import run_script, started
 _COUNTED = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_ENABLE_ONEDNN_OPTS": "0"}
 _UPDATES = 2  # the sums of one are still in memory in the next
 _DEFAULT = [1, 4, 16]
+_WORDS, _ONE_IN = 30_522, 7  # of which one is masked
 _MODELS = {  # name: (row of the table, examples of a batch, shape of an example)
     "conv": ("convolutional net, batches of 1,024", 1024, [28, 28, 1]),
     "dense": ("perceptron of 24 layers, batches of 8,192", 8192, [256]),
     "columns": (
         "perceptron of 8 layers behind feature columns, batches of 8,192",
         8192,
+        None,
+    ),
+    "words": (
+        "masked language model, 30,522 words, batches of 256",
+        256,
         None,
     ),
     "residual": ("residual net, batches of 256", 256, [28, 28, 1]),
@@ -98,6 +104,8 @@ def _measure(model: str, micro_batches: int) -> float:
 
     def model_fn(features, labels, mode):
         logits = _logits(tf, share_table, model, features)
+        if model == "words":
+            labels = _chosen(tf, features, features)
         loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
         optimizer = tf.compat.v1.train.AdamOptimizer(1e-4)
         step = tf.compat.v1.train.get_global_step()
@@ -107,6 +115,8 @@ def _measure(model: str, micro_batches: int) -> float:
     labels = np.arange(batch_size) % 2
     if model == "columns":
         features, _ = share_table.people(batch_size)
+    elif model == "words":
+        features = np.random.default_rng(0).integers(0, _WORDS, [batch_size, 128])
     else:
         random = np.random.default_rng(0)
         features = random.normal(size=[batch_size, *shape]).astype(np.float32)
@@ -134,6 +144,9 @@ def _logits(tf, share_table, model: str, features):
     if model == "columns":
         columns = share_table.deep_columns()
         hidden = tf.compat.v1.feature_column.input_layer(features, columns)
+    if model == "words":
+        hidden = layers.Dense(128, "tanh")(layers.Embedding(_WORDS, 128)(features))
+        return layers.Dense(_WORDS)(_chosen(tf, hidden, features))
     for _ in range(24 if model == "dense" else 8):
         if model == "conv":
             hidden = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
@@ -142,6 +155,11 @@ def _logits(tf, share_table, model: str, features):
     if model == "conv":
         hidden = tf.reduce_mean(hidden, [1, 2])
     return layers.Dense(10)(hidden)
+
+
+def _chosen(tf, values, words):
+    """Returns the values of masked words."""
+    return tf.boolean_mask(values, tf.equal(words % _ONE_IN, 0))
 
 
 def _residual(layers, hidden):

@@ -379,7 +379,10 @@ class _Judge:
             return
         for i, (tensor, state) in enumerate(zip(self._tensors, states, strict=True)):
             # Values that are looked up once, and their places, are of no example.
-            if state.kind != "entries" or state.places or "Unique" in state.of:
+            if state.kind != "entries" or state.places:
+                continue
+            blocks = blocks_of(state.of)
+            if blocks is None and self._analysis.lists_before(tensor) is None:
                 continue
             parts = [values[i][0] for values in alone]
             if state.distance is not None:
@@ -391,7 +394,7 @@ class _Judge:
                 ]
             # A convolution of no image has another shape.
             parts = [part for part in parts if len(part)] or parts
-            if blocks := blocks_of(state.of):
+            if blocks is not None:
                 parts = [part.reshape(blocks[0], -1, *part.shape[1:]) for part in parts]
                 joined = np.concatenate(parts, 1).reshape(together[i][0].shape)
                 self._compare(tensor, together[i][0], joined, _TOLERANCE, "the others")
