@@ -1076,6 +1076,19 @@ def test_entries_of_examples_are_entries(name):
     assert {state.kind for state in states} == {"entries"}
 
 
+def test_values_that_are_listed_once_are_not_in_the_order_of_examples():
+    with tf.Graph().as_default():
+        ids = v1.placeholder(tf.int32, [None, 5], "ids")
+        values = _even(ids).values
+        once = tf.unique(values)[0]
+        some = tf.boolean_mask(once, once > 1)
+        views = tf.concat([ids, ids], 0)
+        analysis = Analysis([ids])
+        analysis.analyze([values, once, some, views])
+        assert analysis.lists_before(values) == set()
+        assert {analysis.lists_before(t) for t in (once, some, views)} == {None}
+
+
 @pytest.mark.usefixtures("control_flow")
 @pytest.mark.parametrize("name", _WITH_CONTROL_FLOW)
 def test_rows_of_loops_and_branches_are_rows(name, seen):
