@@ -5,8 +5,8 @@
     whole batch                     all rows  -> | mixed -> loss
 
 The operations behind the rows are copied, with whatever was derived from them, onto the
-rows of all micro-batches, which are collected for it. Entries of examples, such as those
-that `tf.boolean_mask` chooses, are collected as well. Rows that need no variable and no
+rows of all micro-batches, which are collected for it. So are entries of examples, such as
+those that are computed behind `tf.boolean_mask`. Rows that need no variable and no
 random number are computed by a copy as well, from the batch itself. Where only a shape
 of rows is wanted, it is computed, and no row is collected.
 """
@@ -93,19 +93,21 @@ class View:
 
     def is_frontier(self, tensor: tf.Tensor) -> bool:
         """Returns whether the tensor has rows that micro-batches must compute."""
+        kinds = {self.state(other).kind for other in tensor.op.inputs}
+        is_read = self.state(tensor).kind == "entries" and "rows" in kinds
+        # The rows from which entries are read take no more memory.
+        return not is_read and self.has_size(tensor)
+
+    def has_size(self, tensor: tf.Tensor) -> bool:
+        """Returns whether the batch's shape is computed without the batch's rows."""
         state = self.state(tensor)
         is_own = state.kind == "rows" and state.distance is None
         is_own |= state.kind == "entries" and self._is_list(tensor)
         return is_own and not is_in_loop(tensor.op) and not self.is_pure(tensor)
 
     def _is_list(self, tensor: tf.Tensor) -> bool:
-        """Returns whether those of micro-batches, one after the other, are the batch's.
-
-        Entries that are read from rows are no list: the rows are collected, which take
-        no more memory.
-        """
-        kinds = {self.state(other).kind for other in tensor.op.inputs}
-        if "rows" in kinds or self.state(tensor).is_place:
+        """Returns whether micro-batches' entries, one after the other, are the batch's."""
+        if self.state(tensor).is_place:
             return False
         if not self.analysis.can_check or self.analysis.lists_before(tensor) is None:
             return False
@@ -245,7 +247,7 @@ class Border:
 def _are_rows(view: View, operation: tf.Operation, new_ops) -> bool:
     """Returns whether inputs have rows that micro-batches must compute, or are fixed."""
     inputs = [tensor for tensor in operation.inputs if tensor.op in view.of_batch]
-    are_known = [t.op not in new_ops and view.is_frontier(t) for t in inputs]
+    are_known = [t.op not in new_ops and view.has_size(t) for t in inputs]
     return bool(inputs) and all(are_known)
 
 

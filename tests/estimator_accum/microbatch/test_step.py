@@ -1097,8 +1097,9 @@ def _chosen_words(number):
         with tf.GradientTape() as tape:
             chosen = ids % 3 == 1
             hidden = tf.tanh(x @ kernels[0])[:, None] + tf.ones([3, 1], x.dtype)
-            logits = tf.boolean_mask(hidden, chosen) @ kernels[1]
-            loss = _crossentropy(tf.boolean_mask(ids, chosen), logits)
+            hidden = tf.boolean_mask(hidden, chosen)
+            loss = _crossentropy(tf.boolean_mask(ids, chosen), hidden @ kernels[1])
+            loss /= tf.cast(tf.shape(hidden)[0], x.dtype)
         return loss, tape.gradient(loss, kernels)
 
     return microbatch_step(step, number) if number else step
