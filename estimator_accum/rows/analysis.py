@@ -142,7 +142,7 @@ class Analysis:
             self._states[part.ref()] = State("rows", 0)
         for part in mixed:
             self._states[part.ref()] = MIXED
-        self._given = frozenset(self._states)  # by the caller
+        self._given = dict.fromkeys(self._states)  # by the caller
         self._has_changed = False
         self._is_body = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
@@ -586,7 +586,7 @@ class Analysis:
                 # A variable of a loop may change its shape.
                 dims = self.dims(outer)
                 body.set_dims(inner, states[i], dims if is_same else [None] * len(dims))
-        body._given = frozenset(tensor.ref() for tensor in graph.inputs)
+        body._given = dict.fromkeys(tensor.ref() for tensor in graph.inputs)
         body._analyze_body(graph)
         self.bodies[operation, graph] = body  # a loop's last round stays
         self.combining += [(operation, inner) for _, inner in body.combining]

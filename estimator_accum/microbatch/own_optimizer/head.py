@@ -24,7 +24,13 @@ from estimator_accum.graph.names import (
     OF_SHAPES,
     is_draw,
 )
-from estimator_accum.graph.walks import control_inputs_of, data_descendants, in_order
+from estimator_accum.graph.walks import (
+    control_inputs_of,
+    data_ancestors,
+    data_descendants,
+    in_order,
+)
+from estimator_accum.graph.writers import may_be_variable
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
@@ -107,15 +113,32 @@ class View:
 
     def _is_list(self, tensor: tf.Tensor) -> bool:
         """Returns whether micro-batches' entries, one after the other, are the batch's."""
-        if self.state(tensor).is_place:
+        if self.state(tensor).is_place or not self.analysis.can_check:
             return False
-        if not self.analysis.can_check or self.analysis.lists_before(tensor) is None:
+        if self.analysis.lists_before(tensor) is None or self._is_by_weights(tensor):
             return False
         try:
             tail = self.analysis.dims(tensor)[1:]
         except Mixed:
             return False
         return not any(size.power or size.counted for size in tail)
+
+    def _is_by_weights(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a network chooses a tensor's entries.
+
+        Passes that compute the same choose others where rounding decides.
+        """
+
+        def before(operation: tf.Operation) -> list[tf.Tensor]:
+            return [t for t in operation.inputs if not self.is_part(t)]
+
+        first = self.analysis.first_of_list(tensor)
+        needed = () if self.is_part(first) else data_ancestors([first.op], before)
+        return any(
+            operation.type not in LOOK_UPS
+            and any(map(may_be_variable, before(operation)))
+            for operation in needed
+        )
 
     def check_order(self, tensor: tf.Tensor) -> None:
         """Has micro-batches check that a tensor's entries are in their examples' order."""

@@ -100,7 +100,7 @@ class Model:
         rows = [tensor for tensor, _ in self._early.collected] + self._early.counted
         make_repeatable(rows, "Rows of examples that the loss combines")
         derivations = [call.derivation for call in calls if call.derivation.rows]
-        views = [values.view, *(derivation.view for derivation in derivations)]
+        views = [values.view, *(call.derivation.view for call in calls)]
         guards = _check_guards(batch, views)
         # Those that it looks at are not the last examples of their batch.
         looked = [

@@ -51,7 +51,7 @@ _COMBINING = {
     *("sorted_against_sorted", "survival", "mixed_up", "of_distinct_classes"),
     *("cumulative_sum", "rolled", "halves", "even_and_odd", "first_examples"),
     *("reshaped_as_columns", "penalty_of_batchs_rows", "penalty_of_a_mean"),
-    *("adversarial", "virtual_adversarial", "ctc", "sinkhorn"),
+    *("adversarial", "virtual_adversarial", "ctc", "sinkhorn", "hard_examples"),
 }
 
 

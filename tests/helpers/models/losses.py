@@ -192,12 +192,20 @@ def _several_lists(y, x, z, mask, w):
     hidden = tf.tanh(tf.matmul(x, kernel()))
     first = tf.matmul(tf.boolean_mask(hidden, mask > 0), variable("out", 5, 3))
     labels = tf.boolean_mask(y, mask > 0)
-    again = tf.reduce_sum(first, 1) > 0.0  # the network chooses
+    again = tf.boolean_mask(w, mask > 0) > 0.5
     second = tf.matmul(tf.boolean_mask(first, again), variable("square", 3, 3))
     other = tf.matmul(tf.boolean_mask(hidden, w > 1.0), variable("other", 5, 3))
     loss = tf.reduce_mean(squared(tf.boolean_mask(labels, again), second))
     loss += tf.reduce_mean(tf.abs(other)) * tf.sqrt(tf.reduce_mean(squared(y, z)))
     return loss + tf.reduce_sum(squared(labels, first)) / number(other)
+
+
+def _hard_examples(x):
+    """The network chooses examples, which another layer gets."""
+    hidden = tf.tanh(tf.matmul(x, kernel()))
+    is_hard = tf.stop_gradient(tf.reduce_sum(hidden, 1)) > 0
+    hard = tf.matmul(tf.boolean_mask(hidden, is_hard), variable("out", 5, 3))
+    return tf.reduce_mean(hard**2) + tf.reduce_mean(hidden)
 
 
 def _similar_among_chosen(x, mask, word):
@@ -294,6 +302,7 @@ MASKED = {
     "chosen_words": _chosen_words,
     "words_of_sentences": _words_of_sentences,
     "several_lists": _several_lists,
+    "hard_examples": _hard_examples,
     "similar_among_chosen": _similar_among_chosen,
     "masked_language_model": _masked_language_model,
     "tokens_over_sum_of_lengths": lambda tags, tokens, length: (
