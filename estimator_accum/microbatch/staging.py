@@ -73,12 +73,14 @@ class Part(NamedTuple):
         has_rows: Whether it has one row for each example; else the examples of a sparse
             or ragged tensor have any number of entries.
         sparse: Name of its sparse tensor; None for a part of another one.
+        ragged: Name of its ragged tensor; None for a part of another one.
     """
 
     sliced: tf.Tensor
     whole: tf.Tensor
     has_rows: bool
     sparse: str | None
+    ragged: str | None
 
 
 def stage(
@@ -117,9 +119,11 @@ def stage(
         pairs = [tf.nest.flatten(t, expand_composites=True) for t in (sliced[-1], held)]
         if held.shape.rank != 0:
             has_rows = isinstance(held, tf.Tensor)
-            sparse = name if isinstance(held, tf.SparseTensor) else None
+            sparse = name if isinstance(value, tf.SparseTensor) else None
+            ragged = name if isinstance(value, tf.RaggedTensor) else None
             parts += [
-                Part(*pair, has_rows, sparse) for pair in zip(*pairs, strict=True)
+                Part(*pair, has_rows, sparse, ragged)
+                for pair in zip(*pairs, strict=True)
             ]
     leaves = iter(sliced)
     structure = {

@@ -8,6 +8,7 @@
              for each example, in their order, each computed from its own example
     sizes    a shape, or a part of one, in which the number of examples occurs
     counts   the same, with the number of entries of a list
+    splits   where the entries of each row begin and end in a list, as of a RaggedTensor
     list     a list of tensors (TensorList, TensorArray) that have rows
     examples a list (TensorList) with one element for each row
     mixed    anything else
@@ -44,7 +45,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors, in_order
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
-from estimator_accum.rows.guards import EqualNumbers
+from estimator_accum.rows.guards import EqualNumbers, EqualSplits
 from estimator_accum.rows.integers import (
     OF_SHAPE,
     clamped,
@@ -55,13 +56,19 @@ from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.control_flow import MOST_ROUNDS, UNSETTLED
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
 from estimator_accum.rows.rules.refusals import SIZE
-from estimator_accum.rows.rules.table import RULES, RULES_OF_ANY, RULES_OF_ENTRIES
+from estimator_accum.rows.rules.table import (
+    RULES,
+    RULES_OF_ANY,
+    RULES_OF_ENTRIES,
+    RULES_OF_MIXED,
+)
 from estimator_accum.rows.sizes import N, Size, Unknown, has_examples, lists_of
 from estimator_accum.rows.states import (
     COUNTS,
     FIXED,
     MIXED,
     NO_RULE,
+    OF_SPLITS,
     SIZES,
     UNPADDED,
     Mixed,
@@ -70,7 +77,8 @@ from estimator_accum.rows.states import (
 
 # Their outputs may be of another state than fixed although all inputs are.
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
-_OF_ENTRIES = {"entries", "counts"}
+_OF_LISTS = {"entries", *OF_SPLITS}
+_OF_ENTRIES = {"counts", *_OF_LISTS}
 _OTHER_ORDER = {"Unique", "UniqueV2"}  # of entries than that of their examples
 # Extremes that a comparison bounds if they are its first or second operand.
 _BOUNDED = {
@@ -112,7 +120,9 @@ class Analysis:
             rows, or rows become as many mixed ones.
         bodies: The analyses of functions, by the operation that calls one and its graph.
         complete_lists: Names of the lists with an entry for every row.
-        sparse_lists: Names of the lists that are a sparse tensor's.
+        sparse_lists: Names of the lists that are a sparse or ragged tensor's.
+        lengths: Names of the lists of which tensors are the numbers of entries in each
+            row, by the tensors' references.
         short: Number of rows for each example, by the operation that computes no row
             for the last examples if they have no entry.
         padded: Results with rows, by the operation that adds rows that may be missing;
@@ -135,7 +145,7 @@ class Analysis:
         self.short, self.padded = {}, {}
         self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
         self._first = {}  # tensor of each list
-        self.sparse_lists = set()
+        self.sparse_lists, self.lengths = set(), {}
         self._states, self._values, self._dims = dict(states), dict(values), {}
         self._seen, self._known = set(), set(self._values)
         for part in parts:
@@ -158,7 +168,7 @@ class Analysis:
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the state of a tensor that `analyze` has reached."""
         state = self._states.get(tensor.ref(), FIXED)
-        if not self._alias or state.kind != "entries":
+        if not self._alias or state.kind not in _OF_LISTS:
             return state
         places = state.places and self.list_of(state.places)
         return state._replace(of=self.list_of(state.of), places=places)
@@ -219,7 +229,7 @@ class Analysis:
             else:
                 name = f"{self.path}{tensor.name}:{axis}"
                 dims.append(size or Size(symbols=(name,)))
-        if state.kind != "entries" and lists_of(dims):
+        if state.kind not in _OF_LISTS and lists_of(dims):
             raise Mixed("its shape is another one in each micro-batch")
         return dims
 
@@ -249,14 +259,12 @@ class Analysis:
         """Returns the first tensor that has the list of a tensor's entries."""
         return self._first[self._states[tensor.ref()].of]
 
-    def lists_before(self, tensor: tf.Tensor) -> set[str] | None:
-        """Returns the caller's lists in whose order a tensor lists its entries.
+    def is_in_order(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor lists entries in the order of their examples.
 
-        Returns:
-            Their names, none if an operation lists the entries of each example behind
-            those of the example before; None if the entries may be in another order.
+        A caller may list those of a sparse tensor in any order, those of a ragged one not.
         """
-        lists, names, waiting = set(), set(), [self._states[tensor.ref()].of]
+        names, waiting = set(), [self._states[tensor.ref()].of]
         while waiting:
             name = waiting.pop()
             if name in names:
@@ -266,29 +274,33 @@ class Analysis:
             if blocks and blocks[0] == 1:
                 continue
             if blocks or first is None or first.op.type in _OTHER_ORDER:
-                return None
+                return False
             if first.ref() in self._given:
-                lists.add(name)
+                kinds = {kind for kind, _ in self._numbers.get(name, ())}
+                if kinds != {"splits"}:
+                    return False
             elif first.op.type != "SparseReorder":
                 states = [self._states.get(t.ref(), FIXED) for t in first.op.inputs]
-                waiting += [state.of for state in states if state.kind == "entries"]
-        return lists
+                waiting += [state.of for state in states if state.kind in _OF_LISTS]
+        return True
 
     def take_for_same(self, one: str, other: str) -> None:
         """Takes two lists for the same, which every micro-batch must check.
 
         Raises:
-            Mixed: If none is a sparse tensor's, such as lists of chosen examples, which
-                may be pairs of other examples, or if their numbers are not known.
+            Mixed: If none is a sparse or ragged tensor's, such as lists of chosen
+                examples, which may be pairs of other examples, or if the numbers of
+                their entries are not known.
         """
         one, other = self.list_of(one), self.list_of(other)
         if one == other:
             return
         numbers, others = (self._numbers.get(name, {}) for name in (one, other))
-        distances = [distance for distance in numbers if distance in others]
-        if not distances or not {one, other} & self.sparse_lists:
+        kinds = [key for key in numbers if key in others]
+        if not kinds or not {one, other} & self.sparse_lists:
             raise Mixed("entries of several lists")
-        self.assume(EqualNumbers(numbers[distances[0]], others[distances[0]]))
+        (kind, _), pair = kinds[0], (numbers[kinds[0]], others[kinds[0]])
+        self.assume(EqualSplits(*pair) if kind == "splits" else EqualNumbers(*pair))
         self._alias[other] = one
         for names in (self.complete_lists, self.sparse_lists):
             if other in names:
@@ -370,7 +382,7 @@ class Analysis:
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         self.bodies, self.complete_lists = {}, set()
-        self.short, self.padded = {}, {}
+        self.short, self.padded, self.lengths = {}, {}, {}
         self._names, self._numbers, self._alias = {}, {}, {}
         self._first = {}
         for key in self._given:
@@ -482,7 +494,7 @@ class Analysis:
         for output, state in zip(operation.outputs, states, strict=True):
             if output.ref() in self._given:
                 continue
-            is_along = state.kind in ("rows", "entries")
+            is_along = state.kind == "rows" or state.kind in _OF_LISTS
             has_rows = is_along and output.shape.rank is not None
             # A shape without that axis is that of operands that do not fit.
             if has_rows and output.shape.as_list()[state.axis :][:1] != [None]:
@@ -495,13 +507,17 @@ class Analysis:
             self._note_list(output, state)
 
     def _note_list(self, tensor: tf.Tensor, state: State) -> None:
-        """Takes down the first tensor of a list, and indices of one whose entries have
-        places in their examples."""
+        """Takes down a list's first tensor, and indices of places in examples.
+
+        Or row splits, which say as well how many entries each example has.
+        """
         if state.kind == "entries":
             self._first.setdefault(state.of, tensor)
         has_numbers = state.kind == "entries" and state.is_first and state.distance
         if has_numbers and tensor.shape.rank == 2 and tensor.shape[1] != 1:
-            self._numbers.setdefault(state.of, {})[state.distance] = tensor
+            self._numbers.setdefault(state.of, {})["indices", state.distance] = tensor
+        if state.kind == "splits" and state.places is None:
+            self._numbers.setdefault(state.of, {})["splits", state.span] = tensor
 
     def _transfer(self, operation, states: list[State], kinds: set[str]):
         """Returns the state of all outputs, or a list of their states."""
@@ -516,7 +532,9 @@ class Analysis:
         if operation.type in OF_SHAPE or clamped(self, operation) is not None:
             return self._of_values(operation, "the shape of what is mixed")
         if "mixed" in kinds:
-            return MIXED
+            link = RULES_OF_MIXED.get(operation.type)
+            state = None if link is None else link(self, operation, states)
+            return MIXED if state is None else state
         numbers = {"fixed", "sizes", "counts"}
         if kinds == {"fixed", "sizes"} and operation.type in ("Greater", "Less"):
             if self._has_an_example(operation):
@@ -580,7 +598,7 @@ class Analysis:
             if states[i].kind in ("fixed", "sizes") and is_same:
                 body._values[inner.ref()] = self.value(outer)
                 body._known.add(inner.ref())
-            elif self.state(outer).kind == "entries":
+            elif self.state(outer).kind in _OF_LISTS:
                 continue  # its length is another one in each micro-batch
             elif states[i].kind == "rows" or self.knows_dims(outer):
                 # A variable of a loop may change its shape.

@@ -15,9 +15,21 @@ import tensorflow as tf
 from estimator_accum.graph.functions import has_own_gradient
 from estimator_accum.graph.names import is_any_draw
 from estimator_accum.rows.rules.blocks import blocks_of
-from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
+from estimator_accum.rows.rules.table import (
+    RULES,
+    RULES_OF_ENTRIES,
+    RULES_OF_SPLITS,
+)
 from estimator_accum.rows.sizes import ONE, N, Size, count, lists_of, sizes
-from estimator_accum.rows.states import COUNTS, MIXED, NO_RULE, SIZES, Mixed, State
+from estimator_accum.rows.states import (
+    COUNTS,
+    MIXED,
+    NO_RULE,
+    OF_SPLITS,
+    SIZES,
+    Mixed,
+    State,
+)
 
 _ROWS = State("rows", 0)
 
@@ -125,12 +137,35 @@ def states_of_sparse(tensors: Mapping[str, list[tf.Tensor]]) -> tuple[dict, dict
     return states, values
 
 
+def states_of_ragged(tensors: Mapping[str, list[tf.Tensor]]) -> dict:
+    """Returns the states of the parts of ragged tensors.
+
+    Args:
+        tensors: Flat values and row splits of each tensor by name, the outer splits
+            first.
+    """
+    states = {}
+    for name, (values, *splits) in tensors.items():
+        outer = None
+        for depth, tensor in enumerate(splits):
+            inner = name if depth == len(splits) - 1 else f"{name}, axis {depth + 1}"
+            states[tensor.ref()] = State("splits", 0, of=inner, places=outer)
+            outer = inner
+        states[values.ref()] = State("entries", 0, of=name)
+    return states
+
+
 def of_entries(analysis, operation: tf.Operation, states: list[State]):
     """Returns the state of all outputs, or a list of their states.
 
     Raises:
         Mixed: If a result may combine examples.
     """
+    kinds = {state.kind for state in states}
+    if kinds & OF_SPLITS:
+        if operation.type not in RULES_OF_SPLITS:
+            raise Mixed("row splits count the entries of the examples before")
+        return RULES_OF_SPLITS[operation.type](analysis, operation, states)
     link = RULES_OF_ENTRIES.get(operation.type)
     result = None if link is None else link(analysis, operation, states)
     if result is not None:
@@ -138,7 +173,6 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
     rule = RULES.get(operation.type)
     if rule is None:
         raise Mixed(NO_RULE)
-    kinds = {state.kind for state in states}
     if not kinds & {"entries", "counts"}:
         return rule(analysis, operation, states)
     if not kinds <= {"fixed", "entries", "counts", "sizes"}:
@@ -165,7 +199,10 @@ def _lists(analysis, operation: tf.Operation, states: list[State]) -> set[str]:
     names = {state.of for state in states if state.kind == "entries"}
     for tensor, state in zip(operation.inputs, states, strict=True):
         if state == COUNTS:
-            names |= lists_of(_known(analysis.value(tensor)))
+            value = [*_known(analysis.value(tensor))]
+            if any(count(name).rows is not None for name in lists_of(value)):
+                raise Mixed("one row more than there are")
+            names |= lists_of(value)
     if not names:
         raise Mixed("a number of entries that is not known")
     return names

@@ -76,38 +76,35 @@ class EqualNumbers(NamedTuple):
         )
 
 
-class OrderedEntries(NamedTuple):
-    """The entries of a sparse tensor lie in the order of their examples.
-
-    Those of one micro-batch may lie in any order.
+class EqualSplits(NamedTuple):
+    """Two ragged tensors have as many entries of each example.
 
     Attributes:
-        whole: Indices of the batch's sparse tensor.
-        sliced: Those of the micro-batch.
+        one: Row splits of a ragged tensor.
+        other: Those of the other one.
     """
 
-    whole: tf.Tensor
-    sliced: tf.Tensor
+    one: tf.Tensor
+    other: tf.Tensor
 
     @property
     def key(self) -> tuple:
         """Returns the same for the same tensors."""
-        return (self.sliced.ref(),)
+        return self.one.ref(), self.other.ref()
 
     def holds(self, examples: tf.Tensor) -> tf.Tensor:
         """Returns whether it holds, a scalar bool."""
         del examples
-        numbers = self.whole[:, 0]
-        are_sorted = tf.reduce_all(numbers[:-1] <= numbers[1:])
-        return tf.logical_or(are_sorted, tf.equal(*map(tf.size, self)))
+        one, other = (tf.cast(splits, tf.int64) for splits in self)
+        return tf.reduce_all(tf.equal(one, other))
 
     @property
     def sentence(self) -> str:
         """The refusal where it does not hold."""
         return (
-            "The entries of a sparse tensor that a loss reads must lie in the order of "
-            f"their examples. Received: {self.sliced.name}. Call tf.sparse.reorder in "
-            "input_fn."
+            "Ragged tensors that are combined must have as many entries of each "
+            f"example. Received: {self.one.name} and {self.other.name}, which have "
+            "others. Give each entry of one tensor an entry of the other."
         )
 
 

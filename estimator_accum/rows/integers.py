@@ -14,11 +14,11 @@ from estimator_accum.rows.sizes import (
     product,
     sizes,
 )
-from estimator_accum.rows.states import Mixed
+from estimator_accum.rows.states import OF_SPLITS, Mixed
 
 # Their values are known of a mixed tensor, too.
 OF_SHAPE = {*SHAPES, "BroadcastGradientArgs", "BroadcastArgs"}
-_WITHOUT_VALUE = ("rows", "entries", "mixed")
+_WITHOUT_VALUE = {"rows", "entries", "mixed", *OF_SPLITS}
 
 
 def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
@@ -68,7 +68,7 @@ def computed_from(tensor: tf.Tensor) -> list[tf.Tensor]:
 def clamped(analysis, operation: tf.Operation) -> np.ndarray | None:
     """Returns a number between bounds that leave no choice; None if there are others.
 
-    tf.minimum(5, tf.maximum(5, number)) = 5
+    tf.minimum(5, tf.maximum(5, number)) = 5, and the same of n
     """
     pair = {"Minimum": "Maximum", "Maximum": "Minimum"}
     if operation.type not in pair or operation.outputs[0].shape.rank != 0:
@@ -79,6 +79,8 @@ def clamped(analysis, operation: tf.Operation) -> np.ndarray | None:
             continue
         for tensor in inner.op.inputs:
             value = analysis.value(tensor)
+            if value is not None and np.array_equal(value, outer):
+                return outer
             try:
                 numbers = value is not None and (int(outer[()]), int(value[()]))
             except Unknown:

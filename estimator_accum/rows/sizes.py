@@ -3,12 +3,14 @@
     32 * n * T        T is a size that is not known before there are numbers
     3 * #L            #L is the number of entries of the list L, another one in each
                       micro-batch
+    1 and 3 n         n * 3 + 1, the number of row splits of as many rows
 
 The value of an integer tensor such as `tf.shape(x)[0] * 4` is a NumPy array of sizes
 here. So the arithmetic is NumPy's own.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -38,6 +40,14 @@ class Size:
         """Names of the lists whose entries it counts."""
         return {name[1:] for name in self.symbols if name.startswith(_COUNT)}
 
+    @property
+    def rows(self) -> "Size | None":
+        """Number of rows, of which it is that of the splits; None of another size."""
+        match = _SPLITS.fullmatch(self.symbols[0] if len(self.symbols) == 1 else "")
+        if match is None or (self.factor, self.power) != (1, 0):
+            return None
+        return Size(int(match[1]), 1) if match[1] else count(match[2])
+
     def renamed(self, names: Mapping[str, str]) -> "Size":
         """Returns the size with other names of lists."""
         symbols = [
@@ -66,6 +76,12 @@ class Size:
     def __add__(self, other: "Size") -> "Size":
         if not self.factor or not other.factor:
             return self if not other.factor else other
+        if other == ONE and self != ONE:
+            return _splits_of(self)
+        if other == Size(-1) and self.rows is not None:
+            return self.rows
+        if self == ONE and other != ONE:
+            return _splits_of(other)
         if (self.power, self.symbols) != (other.power, other.symbols):
             raise Unknown
         return dataclasses.replace(self, factor=self.factor + other.factor)
@@ -100,12 +116,26 @@ class Size:
 
 
 _COUNT = "#"
+_SPLITS = re.compile(r"#1 and (?:(\d+) n|#(.*))")
 ONE, N = Size(), Size(power=1)
 
 
 def count(name: str) -> Size:
     """Returns the number of entries of a list."""
     return Size(symbols=(f"{_COUNT}{name}",))
+
+
+def _splits_of(rows: Size) -> Size:
+    """Returns the number of row splits, one more than rows."""
+    if rows.power == 1 and rows.factor > 0 and not rows.symbols:
+        return count(f"1 and {rows.factor} n")
+    if not rows.power and not rows.symbols:
+        return Size(rows.factor + 1)
+    if rows.power or rows.factor != 1 or len(rows.symbols) != 1 or not rows.counted:
+        raise Unknown
+    if rows.rows is not None:
+        raise Unknown
+    return count(f"1 and {rows.symbols[0]}")
 
 
 def sizes(value) -> np.ndarray:

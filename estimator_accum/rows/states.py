@@ -10,7 +10,7 @@ class State(NamedTuple):
 
     Attributes:
         kind: "fixed", "rows", "entries", "sizes", "counts", "list", "examples",
-            "unpadded" or "mixed".
+            "unpadded", "mixed" or one of `OF_SPLITS`.
         axis: Axis of the examples, of rows; that of the entries, which is 0; for a list,
             that of its elements, and None while it is empty; for a list of examples 0,
             and None until a loop has filled it.
@@ -21,6 +21,9 @@ class State(NamedTuple):
         is_first: Whether only the first number of each place, along the last axis, is
             that of its example, as `tf.gather_nd` reads it. Along the first axis if the
             last one has the examples, as before `tf.transpose`.
+        of: Name of the list, of entries and row splits.
+        places: Name of a list in which entries are places; of row splits: that of the
+            list whose entries are the rows, None if the rows are those of examples.
     """
 
     kind: str
@@ -35,7 +38,12 @@ class State(NamedTuple):
     @property
     def length(self) -> Size:
         """Length of the axis."""
-        return count(self.of) if self.kind == "entries" else N * self.span
+        if self.kind == "entries":
+            return count(self.of)
+        rows = N * self.span
+        if self.kind in OF_SPLITS and self.places is not None:
+            rows = count(self.places)
+        return rows + ONE if self.kind == "splits" else rows
 
     @property
     def is_place(self) -> bool:
@@ -43,6 +51,10 @@ class State(NamedTuple):
         return self.distance is not None or self.places is not None
 
 
+# Row splits of a list, as of a RaggedTensor: 0, and where the entries of each row end.
+# Without the first or last: where rows end or begin, or numbers that are not before the
+# begin, not behind the end, or neither.
+OF_SPLITS = {"splits", "ends", "begins", "from_begin", "to_end", "between"}
 FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")
 COUNTS, UNPADDED = State("counts"), State("unpadded")
 EMPTY_LIST = State("list")

@@ -52,11 +52,6 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
         f"{operation.name} of type {operation.type} ({reason})"
         for operation, reason in origins
     ]
-    causes += [
-        f"{part.sliced.name}, a part of the batch that is not split, as ragged ones are"
-        for part in view.batch.parts
-        if part.sparse is None and not part.has_rows and part.sliced.op in needed
-    ]
     if not causes:
         return
     shown = [origin for origin in origins[:_SHOWN] if _may_be_declared(*origin)]

@@ -41,8 +41,7 @@ from estimator_accum.microbatch.collecting import (
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
-from estimator_accum.rows.entries import states_of_sparse
-from estimator_accum.rows.guards import OrderedEntries
+from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, Mixed, State
 
@@ -71,16 +70,17 @@ class View:
         self.batch = batch
         self._parts = {part.sliced.ref(): part for part in batch.parts}
         rows = [part.sliced for part in batch.parts if part.has_rows]
-        sparse, mixed = collections.defaultdict(list), []
+        sparse, ragged = (collections.defaultdict(list) for _ in range(2))
         for part in batch.parts:
             if part.sparse is not None:
                 sparse[part.sparse].append(part.sliced)
-            elif not part.has_rows:
-                mixed.append(part.sliced)
-        sparse_states, values = states_of_sparse(sparse)
+            elif part.ragged is not None:
+                ragged[part.ragged].append(part.sliced)
+        list_states, values = states_of_sparse(sparse)
+        list_states |= states_of_ragged(ragged)
         states = {t.ref(): state for t, state in batch.rows_of_others} | dict(states)
-        states = sparse_states | states
-        self.analysis = Analysis(rows, mixed, states, values, can_check=can_check)
+        states = list_states | states
+        self.analysis = Analysis(rows, (), states, values, can_check=can_check)
         self.analysis.analyze(targets)
         self.of_batch = of_batch(batch)
         self._pure = {}
@@ -115,7 +115,7 @@ class View:
         """Returns whether micro-batches' entries, one after the other, are the batch's."""
         if self.state(tensor).is_place or not self.analysis.can_check:
             return False
-        if self.analysis.lists_before(tensor) is None or self._is_by_weights(tensor):
+        if not self.analysis.is_in_order(tensor) or self._is_by_weights(tensor):
             return False
         try:
             tail = self.analysis.dims(tensor)[1:]
@@ -139,14 +139,6 @@ class View:
             and any(map(may_be_variable, before(operation)))
             for operation in needed
         )
-
-    def check_order(self, tensor: tf.Tensor) -> None:
-        """Has micro-batches check that a tensor's entries are in their examples' order."""
-        for name in self.analysis.lists_before(tensor):
-            parts = [part for part in self.batch.parts if part.sparse == name]
-            if parts:  # indices, values, shape
-                guard = OrderedEntries(parts[0].whole, parts[0].sliced)
-                self.analysis.guards.append(guard)
 
     def is_shared_draw(self, tensor: tf.Tensor) -> bool:
         """Returns whether the tensor is random numbers that all examples share."""

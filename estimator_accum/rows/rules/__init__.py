@@ -23,6 +23,8 @@ from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the t
     lookups,
     partitions,
     products,
+    repeats,
+    row_splits,
     segments,
     shapes,
     slices,

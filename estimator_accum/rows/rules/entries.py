@@ -8,6 +8,8 @@ The numbers of examples in the indices of a sparse tensor, or in segments, are e
 with a distance. L, M = lists of entries.
 """
 
+import re
+
 import tensorflow as tf
 
 from estimator_accum.graph.computations import computation_of
@@ -33,6 +35,7 @@ from estimator_accum.rows.sizes import ONE, N, Size, count, product, sizes
 from estimator_accum.rows.states import FIXED, MIXED, UNPADDED, Mixed, State
 
 _OTHER = "entries of several lists"
+_OF_SHAPE = re.compile(r"[^#].*:\d+:\d+")  # the name of an axis's length
 _FEW = "the last examples may have no entry"
 
 
@@ -112,6 +115,17 @@ def shape_of_sparse(analysis, tensor: tf.Tensor, distance: Size) -> list[Size]:
     if any(size.power for size in value[1:]):
         raise Mixed(SIZE)
     return list(value)
+
+
+def check_widths(widths: list[Size]) -> None:
+    """Raises Mixed unless a ragged tensor gets widths that each micro-batch has.
+
+    A number that is not known may be -1, the width of the longest row.
+    """
+    for size in widths:
+        is_shape = all(_OF_SHAPE.fullmatch(symbol) for symbol in size.symbols)
+        if size.factor < 0 or size.power or not is_shape:
+            raise Mixed("it is as wide as the longest row")
 
 
 def set_rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:

@@ -11,6 +11,7 @@ from estimator_accum.rows.rules.entries import (
     are_rows,
     are_values_of,
     check_sparse,
+    check_widths,
     new_sparse,
     set_entries,
     set_rows,
@@ -265,7 +266,8 @@ def _pad_to_length(analysis, operation, states):
     number = N * numbers.distance
     if lengths[0] not in (Size(-1), number) or rows is None or rows[()] != number:
         raise Mixed("a ragged tensor has another number of examples")
-    if lengths[1] == Size(-1) or lengths[1].power or default != FIXED:
-        raise Mixed("it is as wide as the longest row")
+    if default != FIXED:
+        raise Mixed(UNLIKE)
+    check_widths([lengths[1]])
     tail = [lengths[1], *analysis.dims(operation.inputs[1])[1:]]
     return set_rows(analysis, operation.outputs[0], numbers.distance, tail)

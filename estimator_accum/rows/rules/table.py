@@ -7,6 +7,10 @@ RULES: dict[str, Callable] = {}
 RULES_OF_ANY: dict[str, Callable] = {}
 # Rules of lists of entries; they return None where the others hold.
 RULES_OF_ENTRIES: dict[str, Callable] = {}
+# Rules of row splits of lists of entries.
+RULES_OF_SPLITS: dict[str, Callable] = {}
+# Rules of what is computed from mixed tensors; they return None where it is mixed.
+RULES_OF_MIXED: dict[str, Callable] = {}
 
 
 def rule(*types: str, table: dict[str, Callable] = RULES):

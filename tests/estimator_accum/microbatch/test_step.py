@@ -1002,16 +1002,64 @@ def test_a_gradient_that_was_traced_before_is_that_of_the_batch(caplog):
     np.testing.assert_allclose(kernel, before, rtol=_LIMIT)
 
 
-def _mean_of_looked_up(ids):
+# Empty rows, and micro-batches of no entries; two words are in all examples at most.
+_RAGGED = tf.ragged.constant(
+    [
+        [3, 1],
+        [],
+        [2, 2, 5, 10],
+        [7],
+        *[[]] * 9,
+        [1, 9],
+        [4],
+        *[[0, n] for n in range(8)],
+    ],
+    dtype=tf.int64,
+    ragged_rank=1,
+)
+
+
+def _of_ragged(read, ids):
+    """Looks up words of a ragged part; `read` makes rows of them."""
     kernels = _weights(11, 5), _weights(5, 2)
 
     def step(ids):
         with tf.GradientTape() as tape:
-            words = ids.to_tensor(shape=[None, 3])
-            loss = _of_looked_up(kernels, words)
-        return tape.gradient(loss, kernels)
+            words = tf.nn.embedding_lookup(kernels[0], ids)
+            hidden = tf.tanh(read(words.with_flat_values(tf.tanh(words.flat_values))))
+            loss = tf.reduce_mean((hidden @ kernels[1]) ** 2)
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, kernels)]
 
     return step, (ids,)
+
+
+def _by_place(words):
+    """Returns words times their place in the row, over its length."""
+    numbers = tf.ragged.range(words.row_lengths())
+    factors = tf.cast(numbers.values, words.dtype)[:, None]
+    lengths = tf.repeat(words.row_lengths(), words.row_lengths())
+    return words.with_values(
+        words.values * factors / tf.cast(lengths, words.dtype)[:, None]
+    )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda words: tf.reduce_sum(words, 1),
+        lambda words: words.to_tensor(shape=[None, 3, 5]),
+        lambda words: (
+            tf.reduce_sum(words[:, -2:], 1) + tf.reduce_sum(_by_place(words), 1)
+        ),
+    ],
+)
+def test_layers_behind_a_ragged_part_of_the_batch_are_split(caplog, read):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    step, arguments = _of_ragged(read, _RAGGED)
+    received = microbatch_step(step, 5)(*arguments)
+    for one, other in zip(received, tf.function(step)(*arguments), strict=True):
+        np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
+    assert re.search(r"micro-batches: 0\.\d% of the activations", caplog.text)
 
 
 def _behind_a_mean():
@@ -1077,8 +1125,8 @@ def test_a_small_share_of_layers_that_are_not_split_is_no_warning(caplog):
         ),
         (_behind_a_mean, r"PartitionedCall \(it combines the examples\)"),
         (
-            lambda: _mean_of_looked_up(tf.RaggedTensor.from_tensor(_IDS)),
-            "a part of the batch that is not split",
+            lambda: _of_ragged(lambda words: words.to_tensor(), _RAGGED),
+            r"RaggedTensorToTensor \(it is as wide as the longest row\)$",
         ),
     ],
 )

@@ -14,12 +14,18 @@ from tensorflow import raw_ops as raw
 
 from estimator_accum.rows.integers import OF_SHAPE
 from estimator_accum.rows.rules.from_sizes import FROM_SIZES
-from estimator_accum.rows.rules.table import RULES, RULES_OF_ENTRIES
+from estimator_accum.rows.rules.table import (
+    RULES,
+    RULES_OF_ENTRIES,
+    RULES_OF_MIXED,
+    RULES_OF_SPLITS,
+)
 from tests.helpers.oracles.attacked_rules import attack
 from tests.helpers.oracles.rule_inputs import (
     MAKERS,
     blocks_of_rows,
     numbers_of_entries,
+    ragged_tensors,
     rounds_of_examples,
     some_sizes,
 )
@@ -38,6 +44,7 @@ def _kinds() -> list[str]:
 
 def test_every_type_of_operation_with_a_rule_is_attacked():
     kinds = RULES.keys() | RULES_OF_ENTRIES.keys() | OF_SHAPE | FROM_SIZES
+    kinds |= RULES_OF_SPLITS.keys() | RULES_OF_MIXED.keys()
     kinds = {kind for kind in kinds if hasattr(raw, kind)}
     kinds = {kind for kind in kinds if not kind.startswith("TensorArray")}
     assert kinds - MAKERS.keys() <= _NOT_ALONE
@@ -65,7 +72,10 @@ def test_no_row_is_of_another_example(number, request):
 
 @pytest.mark.parametrize(
     "make",
-    [some_sizes, numbers_of_entries, blocks_of_rows, rounds_of_examples],
+    [
+        *(some_sizes, numbers_of_entries, blocks_of_rows, rounds_of_examples),
+        ragged_tensors,
+    ],
     ids=lambda make: make.__name__,
 )
 def test_results_of_several_operations_are_those_of_their_examples(make, request):

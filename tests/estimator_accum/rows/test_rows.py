@@ -864,6 +864,19 @@ def _of_filled(make):
     )
 
 
+def _of_ragged(make):
+    """Returns a function of ids that makes tensors of ragged ones."""
+
+    def of_ids(ids):
+        words = _even(ids)
+        numbers = words.indices[:, 0], words.dense_shape[0]
+        return make(
+            tf.RaggedTensor.from_value_rowids(words.values, *numbers, validate=False)
+        )
+
+    return of_ids
+
+
 # Rows of sparse tensors, and of other lists of entries.
 _OF_ENTRIES = {
     "dense": (_of_even(lambda words: [
@@ -932,6 +945,37 @@ _OF_ENTRIES = {
                     tf.ones_like(length) * 4, time_major=False),
     ], 0, 1),
     "padded": (lambda texts: tf.strings.split(texts[:, 0]).to_tensor(shape=[None, 3]), 0, 1),
+    "ragged": (_of_ragged(lambda words: [
+        *(f(words, 1) for f in (tf.reduce_sum, tf.reduce_mean, tf.reduce_max)),
+        tf.reduce_sum(tf.nn.embedding_lookup(_static([4, 3]), words), 1),
+        words.row_lengths(), words.to_tensor(shape=[None, 3]),
+        tf.sparse.reduce_sum(words.to_sparse(), 1),
+        *(part.to_tensor(shape=[None, 2]) for part in (words[:, :2], words[:, -2:])),
+        tf.RaggedTensor.from_row_lengths(
+            words.values, words.row_lengths(), validate=False).to_tensor(
+                shape=[words.nrows(), 3]),
+        tf.math.bincount(words, minlength=4, maxlength=4, axis=-1),
+    ]), 0, 1),
+    "ragged with weights": (_of_ragged(lambda words: tf.math.bincount(
+        words, weights=tf.sqrt(tf.cast(words, tf.float32)), minlength=4, maxlength=4,
+        axis=-1)), 0, 1),
+    "places in ragged rows": (_of_ragged(lambda words: tf.reduce_sum(words.with_values(
+        words.values * tf.ragged.range(words.row_lengths()).values
+        * tf.repeat(words.row_lengths(), words.row_lengths())), 1)), 0, 1),
+    "ragged texts": (_of_ragged(lambda words: [
+        lists.to_tensor(shape=[None, 3]) for texts in [tf.as_string(words * 7)]
+        for lists in (tf.strings.ngrams(texts, 2), tf.ragged.cross([texts, texts]),
+                      tf.ragged.cross_hashed([texts, words], 9))
+    ]), 0, 1),
+    "letters of texts": (lambda texts: [
+        letters.to_tensor(shape=[None, 3]) for letters in (
+            tf.strings.unicode_split(texts[:, 0], "UTF-8"),
+            *tf.strings.unicode_decode_with_offsets(texts[:, 0], "UTF-8"))
+    ] + [tf.strings.unicode_encode(
+        tf.strings.unicode_decode(texts[:, 0], "UTF-8"), "UTF-8")], 0, 1),
+    "repeated rows": (lambda x, length: tf.math.unsorted_segment_sum(
+        tf.tanh(tf.repeat(x, length, axis=0)),
+        tf.repeat(tf.range(tf.shape(x)[0]), length), tf.shape(x)[0]), 0, 1),
     "words of texts": (_words_of_texts, 0, 1),
     "crossed column": (_crossed, 0, 1),
     "crossed sparse columns, indicated": (_indicated_cross, 0, 1),
@@ -992,6 +1036,18 @@ _MIXED |= {
     ]),
     "texts as wide as the longest": lambda texts: tf.strings.split(
         texts[:, 0]).to_tensor(),
+    "ragged rows of others": _of_ragged(lambda words: [
+        tf.reduce_sum(words.with_values(values), 1) for values in (
+            words.values[::-1], tf.cumsum(words.values),
+            tf.gather(words.values, words.row_splits[:-1]))
+    ] + [tf.cast(words.row_splits[1:], tf.float32), tf.reduce_sum(words[1:], 1)]),
+    "ragged rows as wide as the longest": _of_ragged(lambda words: [
+        words.to_tensor(), *(raw.RaggedTensorToTensor(
+            shape=tf.stack([-1, width]), values=words.values, default_value=words.nrows() * 0,
+            row_partition_tensors=[words.row_splits], row_partition_types=["ROW_SPLITS"])
+            for width in (tf.size(words.values), v1.get_variable("width", [], tf.int32)))]),
+    "padded words": _of_ragged(lambda words: tf.strings.ngrams(
+        tf.as_string(words), 2, pad_values="_").to_tensor(shape=[None, 3])),
     "as wide as the longest": lambda texts: [
         tf.sparse.to_dense(v1.string_split(texts[:, 0]), default_value=""),
         *(way(tf.one_hot(_dense_ids(texts, default), 5, off_value=off), axis)

@@ -43,7 +43,7 @@ _DAILY = {
 # most of them compare examples.
 _COMBINING = {
     *("examples_with_examples_by_a_bug", "similar_among_chosen"),
-    *("up_to_the_longest", "ragged_rows"),
+    *("up_to_the_longest", "sparse_values"),
     *("ragged_to_tensor", "softmax_of_weights", "class_balanced"),
     *("standardized_advantages", "in_batch_negatives", "two_views", "hardest_triplets"),
     *("area_under_curve", "ranking_in_groups", "redundancy", "prototypes", "lovasz"),

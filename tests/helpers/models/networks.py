@@ -481,7 +481,7 @@ def _without_padding(seq, length):
     return _output(tf.reduce_sum(tf.scatter_nd(places, hidden, shape), 1))
 
 
-def _ragged_words(ragged):
+def ragged_words(ragged):
     hidden = _dense("in", ragged.flat_values, 5, tf.tanh)
     return _output(tf.reduce_mean(ragged.with_flat_values(hidden), 1))
 
@@ -518,7 +518,6 @@ EXACT_OR_REFUSED = {
     "dispatched": _dispatched,
     "cut_to_the_longest": _cut_to_the_longest,
     "without_padding": _without_padding,
-    "ragged_words": _ragged_words,
     "sparse_words": _sparse_words,
     "attention_between_examples": _attention_between_examples,
     "sharing_axis": _sharing_axis,

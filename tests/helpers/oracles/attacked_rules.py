@@ -22,14 +22,15 @@ from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.partitions import part_of
-from estimator_accum.rows.sizes import Size
-from estimator_accum.rows.states import State
+from estimator_accum.rows.sizes import Size, count
+from estimator_accum.rows.states import OF_SPLITS, State
 
 v1, raw = tf.compat.v1, tf.raw_ops
 _ONE_THREAD = v1.ConfigProto(
     intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
 )
 _TOLERANCE = 1e-4  # of other kernels for other numbers of examples
+_SPLITS_FIRST = {"UnicodeDecode", "UnicodeDecodeWithOffsets", "RaggedRange"}
 _IMPOSSIBLE = (ValueError, TypeError, IndexError, tf.errors.OpError)
 
 
@@ -216,12 +217,18 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
         analysis = Analysis((), states=attacked.states)
         analysis.analyze(outputs)
         judged = [t for t in outputs if t.dtype not in (tf.variant, tf.resource)]
-        sizes = [_known(attacked, analysis, tensor) for tensor in judged]
-        states = {analysis.state(tensor).kind for tensor in judged}
-        if states <= {"mixed"} and all(claims == {"symbols": {}} for claims in sizes):
-            outcome.kinds["mixed"] += len(judged)  # nothing is claimed
+        claims = {tensor.ref(): _known(attacked, analysis, tensor) for tensor in judged}
+        # Nothing is claimed of others, whose kernels may end the process.
+        run = [
+            tensor
+            for tensor in judged
+            if analysis.state(tensor).kind != "mixed"
+            or claims[tensor.ref()] != {"symbols": {}}
+        ]
+        if not run:
+            outcome.kinds["mixed"] += len(judged)
             return outcome
-        judge = _Judge(attacked, analysis, judged, sizes)
+        judge = _Judge(attacked, analysis, run, [claims[t.ref()] for t in run])
         try:
             with v1.Session(graph=graph, config=_ONE_THREAD) as session:
                 if v1.global_variables():
@@ -245,10 +252,8 @@ def attack(kind: str, make: Callable, seed: int) -> Outcome:
 def _known(attacked: Attack, analysis: Analysis, tensor: tf.Tensor) -> dict:
     """Returns the sizes that the analysis knows of a tensor, each with its origin."""
     sizes, graph = {}, tensor.graph
-    if analysis.knows_dims(tensor) and analysis.state(tensor).kind in (
-        "rows",
-        "entries",
-    ):
+    state = analysis.state(tensor)
+    if analysis.knows_dims(tensor) and state.kind in {"rows", "entries", *OF_SPLITS}:
         sizes["shape"] = analysis.dims(tensor)
     if tensor.dtype.is_integer and tensor.shape.rank is not None:
         value = analysis.value(tensor)
@@ -259,12 +264,19 @@ def _known(attacked: Attack, analysis: Analysis, tensor: tf.Tensor) -> dict:
         for size in functools.reduce(operator.iadd, sizes.values(), [])
         for s in size.symbols
     }
+    if state.kind in OF_SPLITS:
+        symbols |= {*count(state.of).symbols}
     sizes["symbols"] = {symbol: _meaning(symbol, graph, attacked) for symbol in symbols}
     return sizes
 
 
 def _meaning(symbol: str, graph, attacked: Attack) -> tf.Tensor:
     """Returns the size that has a name: of an axis, or a number."""
+    if rows := Size(symbols=(symbol,)).rows:
+        if not rows.power:
+            return _meaning(rows.symbols[0], graph, attacked) + 1
+        symbol = f"#1 blocks of {rows.factor}"
+        return _meaning(symbol, graph, attacked) + 1
     if blocks := blocks_of(symbol[1:]):
         part, (number, span) = attacked.parts[0], blocks
         rows = tf.shape(part.tensor)[part.axis]
@@ -289,6 +301,8 @@ def _number_of_entries(name: str, graph) -> tf.Tensor:
     operation, place = graph.get_operation_by_name(name), 0
     if parts and parts[0].isdigit():  # of several results
         place = int(parts.pop(0))
+    if operation.type in _SPLITS_FIRST:
+        place += 1
     if not parts:
         return tf.shape(operation.outputs[place])[0]
     axis = 1 if parts[0] == "width" else int(parts[0].removeprefix("axis"))
@@ -372,12 +386,17 @@ class _Judge:
     def _judge_entries(self, session, together: list, number: int) -> None:
         """Compares entries with those of each example alone, one after the other."""
         states = [self._analysis.state(tensor) for tensor in self._tensors]
-        if not any(state.kind == "entries" for state in states):
+        kinds = {state.kind for state in states}
+        if not kinds & {"entries", *OF_SPLITS}:
             return
         alone = [self._values(session, [example]) for example in range(number)]
         if any(values is None for values in alone):
             return
         for i, (tensor, state) in enumerate(zip(self._tensors, states, strict=True)):
+            if state.kind in OF_SPLITS:
+                every, parts = together[i][0], [values[i] for values in alone]
+                self._compare(tensor, every, _joined(state, parts), 0, "the others")
+                continue
             # Values that are looked up once, and their places, are of no example.
             if state.kind != "entries" or state.places:
                 continue
@@ -441,6 +460,16 @@ class _Judge:
             f"{tensor.name} {what}; inputs {inputs}, attributes "
             f"{dict(tensor.op.node_def.attr)}, state {state}".replace("\n", " ")
         )
+
+
+def _joined(state: State, parts: list) -> np.ndarray:
+    """Returns the row splits of all examples, from those of each alone."""
+    before, joined = 0, []
+    for place, (splits, symbols) in enumerate(parts):
+        rest = splits[1:] if state.kind == "splits" and place else splits
+        joined.append(rest + before)
+        before += int(symbols[count(state.of).symbols[0]])
+    return np.concatenate(joined).astype(parts[0][0].dtype)
 
 
 def _is_drawn(tensor: tf.Tensor) -> bool:

@@ -1197,16 +1197,290 @@ def _paths(a, kind):
 @_for("RaggedTensorToTensor")
 def _padded(a, kind):
     span, width = a.one_of(1, 1, 2), a.length()
+    number = tf.cast(a.number_of_examples() * span, tf.int64) * a.one_of(1, 1, 1, 2)
+    first = a.one_of(*[tf.constant(-1, tf.int64)] * 3, number, tf.constant(2, tf.int64))
+    shape = tf.stack([first, a.one_of(width, width, -1, 2, number)])
+    if a.happens():
+        values, splits = _ragged(a, span=span)
+        if a.happens(0.2):  # vectors
+            values = tf.stack([values, -values], 1)
+            shape = tf.concat([shape, [2]], 0)
+        return raw.RaggedTensorToTensor(
+            shape=shape,
+            values=values,
+            default_value=a.any([]),
+            row_partition_tensors=[splits],
+            row_partition_types=["ROW_SPLITS"],
+        )
     indices, table = a.entries([width], span), a.rows([width], axis=0, span=span)
-    number = tf.cast(tf.shape(table)[0], tf.int64) * a.one_of(1, 1, 1, 2)
-    first = a.one_of(tf.constant(-1, tf.int64), number, tf.constant(2, tf.int64))
     return raw.RaggedTensorToTensor(  # others may crash the process
-        shape=tf.stack([first, a.one_of(width, -1, 2, number)]),
+        shape=shape,
         values=tf.gather_nd(table, indices),
         default_value=a.any([]),
         row_partition_tensors=[number, indices[:, 0]],
         row_partition_types=["FIRST_DIM_SIZE", "VALUE_ROWIDS"],
     )
+
+
+def _ragged(a: Attack, dtype=tf.float32, span: int | None = None):
+    """Returns values and row splits of a ragged matrix, mostly of one list."""
+    span = span or a.one_of(1, 1, 2)
+    way = a.one_of("chosen", "chosen", "uniform", "letters", "words", "range")
+    number = a.number_of_examples() * span
+    if way == "chosen":
+        width = a.length()
+        table = a.rows([width], dtype, 0, span, most=9)
+        indices = a.entries([width], span)
+        values = tf.gather_nd(table, indices)
+        lists = tf.RaggedTensor.from_value_rowids(
+            values, indices[:, 0], tf.cast(number, tf.int64), validate=False
+        )
+        splits = lists.row_splits
+    elif way == "uniform":
+        width = a.one_of(1, 2, a.examples)
+        values = tf.reshape(a.rows([width], dtype, 0, span, most=9), [-1])
+        splits = tf.cast(tf.range(number + 1) * width, tf.int64)
+    elif way == "range":
+        lengths = a.rows([], tf.int32, 0, span)
+        lists = tf.ragged.range(tf.stack(lengths))
+        values = _as(dtype, tf.as_string(lists.values))
+        splits = tf.cast(lists.row_splits, tf.int64)
+    else:
+        texts = a.rows([], tf.string, 0, span)
+        if way == "words":
+            lists = tf.strings.split(tf.strings.regex_replace(texts, "a", " 3 "))
+        else:
+            lists = tf.strings.unicode_split(texts, "UTF-8")
+        values, splits = _as(dtype, lists.values), lists.row_splits
+    if a.happens(0.15):  # another list, of as many entries
+        values = tf.reverse(values, [0])
+    if a.happens(0.1):
+        splits = _ragged(a, dtype, span)[1]
+    return values, splits
+
+
+def _as(dtype, texts: tf.Tensor) -> tf.Tensor:
+    """Returns texts, or a number for each of them."""
+    if dtype == tf.string:
+        return texts
+    return tf.cast(tf.strings.to_hash_bucket_fast(texts, 9), dtype)
+
+
+@_for("RaggedTensorToSparse")
+def _from_ragged(a, kind):
+    values, splits = _ragged(a, a.one_of(tf.float32, tf.string))
+    if a.happens(0.1):
+        values = tf.stack([values, values], 1)
+    return raw.RaggedTensorToSparse(rt_nested_splits=[splits], rt_dense_values=values)
+
+
+@_for("RaggedBincount")
+def _ragged_counts(a, kind):
+    values, splits = _ragged(a, tf.int32)
+    weights = a.one_of(
+        tf.zeros([0]),
+        tf.cast(values, tf.float32) / 7,
+        a.rows([], axis=0, span=1),
+    )
+    size = tf.constant(4) if a.happens(0.8) else a.number_of_examples()
+    return raw.RaggedBincount(
+        splits=splits,
+        values=values,
+        size=size,
+        weights=weights,
+        binary_output=a.happens(),
+    )
+
+
+@_for("StringNGrams")
+def _groups_of_words(a, kind):
+    values, splits = _ragged(a, tf.string)
+    has_padding = a.happens()
+    return raw.StringNGrams(
+        data=values,
+        data_splits=splits,
+        separator="_",
+        ngram_widths=a.one_of([2], [1, 3]),
+        left_pad="<" if has_padding else "",
+        right_pad=">" if has_padding else "",
+        pad_width=a.one_of(-1, 0, 1) if has_padding else 0,
+        preserve_short_sequences=a.happens(),
+    )
+
+
+@_for("UnicodeDecode", "UnicodeDecodeWithOffsets")
+def _letters(a, kind):
+    texts = a.any([a.examples * a.one_of(1, 1, 2)], tf.string)
+    if a.happens(0.3):
+        texts, _ = _ragged(a, tf.string)
+    return _call(kind, input=texts, input_encoding="UTF-8")
+
+
+@_for("UnicodeEncode")
+def _from_letters(a, kind):
+    texts, outer = a.rows([], tf.string, 0, a.one_of(1, 1, 2)), None
+    if a.happens(0.3):
+        texts, outer = _ragged(a, tf.string)
+    letters = tf.strings.unicode_decode(texts, "UTF-8")
+    splits = letters.row_splits
+    if a.happens(0.3):
+        splits = tf.range(tf.shape(letters.values, tf.int64)[0] + 1)
+    if a.happens(0.1):
+        splits = splits * 2
+    values = letters.values
+    if a.happens(0.1):
+        values = tf.reverse(values, [0])
+    encoded = raw.UnicodeEncode(
+        input_values=values, input_splits=splits, output_encoding="UTF-8"
+    )
+    if outer is None:
+        return encoded
+    return encoded, raw.RaggedTensorToTensor(
+        shape=tf.constant([-1, 2], tf.int64),
+        values=tf.gather(encoded, tf.range(tf.shape(texts)[0])),
+        default_value="",
+        row_partition_tensors=[outer],
+        row_partition_types=["ROW_SPLITS"],
+    )
+
+
+@_for("RaggedCross")
+def _ragged_cross(a, kind):
+    span = a.one_of(1, 1, 2)
+    spans = span, a.one_of(span, span, span, 1)
+    lists = [_ragged(a, tf.string, spans[i]) for i in range(a.one_of(1, 2))]
+    inputs = [tf.RaggedTensor.from_row_splits(*pair, validate=False) for pair in lists]
+    if a.happens(0.3):
+        inputs.append(a.any([a.examples * span, a.length()], tf.string))
+    if a.happens(0.3):
+        inputs.append(tf.SparseTensor(*_sparse(a, tf.string)))
+    cross = a.one_of(tf.ragged.cross, lambda x: tf.ragged.cross_hashed(x, 7))
+    return tf.nest.flatten(cross(inputs), expand_composites=True)
+
+
+@_for("RaggedRange")
+def _ranges(a, kind):
+    if a.happens():
+        _, splits = _ragged(a)
+        begins, ends = splits[:-1], splits[1:]
+        number = a.one_of(1, 2)
+        bounds = [
+            (begins, tf.minimum(begins + number, ends)),
+            (tf.maximum(ends - number, begins), ends),
+            (begins, ends),
+            (begins, begins + number),
+            (ends - number, ends),
+            (tf.minimum(begins + 1, ends), tf.maximum(ends - 1, begins)),
+        ]
+        starts, limits = a.one_of(*bounds)
+        step = tf.constant(a.one_of(1, 1, 2), tf.int64)
+        return raw.RaggedRange(starts=starts, limits=limits, deltas=step)
+    numbers = [a.any([a.examples * a.one_of(1, 1, 1, 2)], tf.int32) for _ in range(3)]
+    starts, limits, deltas = (
+        number if a.happens() else tf.constant(default)
+        for number, default in zip(numbers, (0, 3, 1), strict=True)
+    )
+    return raw.RaggedRange(starts=starts, limits=limits, deltas=deltas + 1)
+
+
+def _of_ragged(a: Attack, x: tf.RaggedTensor, y: tf.RaggedTensor):
+    """Returns the result of a step from ragged tensors to others, or to tensors."""
+    numbers = a.one_of(
+        lambda: x.row_lengths(), lambda: a.rows([], tf.int64, 0), lambda: x.row_splits
+    )
+    return a.one_of(
+        lambda: x[:, : a.one_of(1, 2)],
+        lambda: x[:, a.one_of(1, -1) :],
+        lambda: x[:, : -a.one_of(1, 2)],
+        lambda: x[:, ::2],
+        lambda: x[1:],
+        lambda: x.with_values(tf.exp(x.values)),
+        lambda: x.with_values(y.values),
+        lambda: x.with_values(tf.concat([x.values[1:], x.values[:1]], 0)),
+        lambda: tf.reduce_sum(x, 1),
+        lambda: tf.reduce_mean(x, 1),
+        lambda: tf.reduce_max(x, 1),
+        lambda: tf.reduce_sum(x, 0),
+        lambda: tf.reduce_sum(y.with_values(x.values), 1),
+        lambda: tf.concat([x, y], 1),
+        lambda: tf.concat([x, y], 0),
+        lambda: tf.stack([x, y], 1),
+        lambda: tf.ragged.boolean_mask(x, x.with_values(y.values > 2)),
+        lambda: tf.ragged.boolean_mask(x, x > 2),
+        lambda: tf.ragged.boolean_mask(
+            a.rows([2], axis=0), a.rows([2], tf.bool, axis=0)
+        ),
+        lambda: tf.ragged.range(numbers()),
+        lambda: tf.ragged.range(a.one_of(0, 1), numbers(), a.one_of(1, 2)),
+        lambda: tf.repeat(tf.range(x.nrows()), numbers()),
+        lambda: tf.repeat(a.rows([], axis=0), numbers()),
+        lambda: tf.repeat(a.rows([2], axis=0), numbers(), axis=0),
+        lambda: tf.repeat(a.rows([2], axis=0), 1 - numbers(), axis=0),
+        lambda: tf.repeat(a.fixed([2]), numbers()),
+        lambda: tf.RaggedTensor.from_row_lengths(x.values, numbers(), validate=False),
+        lambda: tf.RaggedTensor.from_value_rowids(
+            x.values, y.value_rowids(), x.nrows(), validate=False
+        ),
+        lambda: tf.RaggedTensor.from_tensor(a.rows([2], axis=0)),
+        lambda: tf.RaggedTensor.from_tensor(a.rows([2], axis=0), padding=0.5),
+        lambda: tf.RaggedTensor.from_tensor(a.rows([2], axis=0), lengths=numbers()),
+        lambda: x.value_rowids(),
+        lambda: x.row_lengths() * a.one_of(1, 2),
+        lambda: tf.cumsum(numbers()),
+        lambda: tf.concat([[0], tf.cumsum(numbers())], 0),
+        lambda: tf.concat([[a.one_of(0, 1)], tf.cast(x.row_splits[1:], tf.int32)], 0),
+        lambda: x.row_splits * a.one_of(1, 2),
+        lambda: x.row_splits + 1,
+        lambda: x.row_splits[-1],
+        lambda: x.row_splits[a.one_of(0, 1)],
+        lambda: x.row_splits[1:] - x.row_splits[:-1],
+        lambda: x.row_splits[1:] - y.row_splits[:-1],
+        lambda: x.row_splits[:-1] - x.row_splits[1:],
+        lambda: x.row_splits[a.one_of(0, 1, 2) :],
+        lambda: x.row_splits[: -a.one_of(1, 2)],
+        lambda: x.row_splits[::2],
+        lambda: tf.minimum(x.row_splits[:-1] + 1, y.row_splits[1:]),
+        lambda: tf.gather(x.values, x.row_splits[:-1]),
+        lambda: tf.gather(x, [[0]] * a.examples, batch_dims=1),
+        lambda: tf.range(tf.shape(a.rows([], axis=0))[0] + a.one_of(1, 1, 2)),
+        lambda: tf.range(tf.shape(x.values)[0] + a.one_of(1, 1, 2)),
+        lambda: tf.fill([x.nrows() + 1], 1.0),
+        lambda: tf.fill([tf.shape(x.row_splits)[0]], 1.0),
+        lambda: tf.zeros_like(x.row_splits),
+        lambda: tf.cast(x.row_splits, a.one_of(tf.int32, tf.float32)),
+        lambda: tf.reshape(x.row_splits, [-1, 1]),
+        lambda: x.to_tensor(),
+        lambda: x.to_tensor(shape=[None, a.one_of(1, 3)]),
+        lambda: x.to_sparse(),
+        lambda: tf.RaggedTensor.from_sparse(x.to_sparse()),
+        lambda: x * a.one_of(2.0, tf.ones([a.examples, 1]), a.rows([1], axis=0)),
+        lambda: tf.nn.softmax(x),
+        lambda: tf.reverse(x, [1]),
+        lambda: tf.expand_dims(x, a.one_of(1, 2)),
+        lambda: x.with_values(tf.stack([x.values, -x.values], 1)),
+        lambda: tf.nn.embedding_lookup(
+            a.fixed([9, 2]), x.with_values(tf.cast(tf.abs(x.values), tf.int32) % 9)
+        ),
+        lambda: tf.RaggedTensor.from_row_splits(
+            x, tf.stack([0, x.nrows()]), validate=False
+        ),
+    )()
+
+
+def ragged_tensors(a: Attack) -> list:
+    """Returns results of some operations on ragged tensors."""
+    results, span = [], a.one_of(1, 1, 1, 2)
+    for _ in range(2):
+        pair = _ragged(a, span=span)
+        results.append(tf.RaggedTensor.from_row_splits(*pair, validate=False))
+    for _ in range(4):
+        lists = [x for x in results if isinstance(x, tf.RaggedTensor)]
+        pair = [lists[int(a.chance.integers(len(lists)))] for _ in "12"]
+        try:
+            results.append(_of_ragged(a, *pair))
+        except (ValueError, TypeError, IndexError):
+            continue
+    return tf.nest.flatten(results, expand_composites=True)
 
 
 @_for("DynamicPartition", "DynamicStitch", "ParallelDynamicStitch")

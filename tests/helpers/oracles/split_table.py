@@ -53,14 +53,10 @@ _WITHOUT_PROOF = {
     "`combined_non_max_suppression` is split",
     "image.ssim_multiscale": "the padding depends on the size",
     **dict.fromkeys(
-        (
-            *("strings.ngrams", "strings.unicode_encode"),
-            *("ragged.boolean_mask", "ragged.cross", "ragged.cross_hashed"),
-            *("ragged.row_splits_to_segment_ids", "ragged.stack"),
-            "ragged.segment_ids_to_row_splits",
-        ),
+        ("ragged.boolean_mask", "ragged.stack"),
         "a ragged tensor counts the entries of the examples before",
     ),
+    "strings.ngrams": "of a matrix; ngrams of a ragged tensor are split",
     "sparse.transpose": "the examples are no longer the first axis",
     "ContrastLimitedAdaptiveHistogramEqualization": "it looks up tiles by number",
 }
@@ -76,6 +72,7 @@ _NOTES = {
         ("signal.fftnd", "signal.ifftnd", "signal.rfftnd", "signal.irfftnd"),
         "it does not run on processors, where rules are tried; `fft2d` is split",
     ),
+    "ragged.segment_ids_to_row_splits": "it is split with `num_segments`",
     "sparse.bincount": "`tf.math.bincount` with `minlength` and `maxlength` is split",
 }
 _ROW = re.compile(r"\| `(\w+)` \| ([\w ]+) \| (.*) \|")

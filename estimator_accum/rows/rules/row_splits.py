@@ -1,0 +1,413 @@
+"""Rules of row splits, which say where the entries of each row are in a list.
+
+    splits             [0, 2, 2, 5]       of the rows [a, b], [] and [c, d, e]
+    splits[:-1]        [0, 2, 2]          begins
+    splits[1:]         [2, 2, 5]          ends, the running sums of the lengths
+    ends - begins      [2, 0, 3]          lengths, which are rows
+
+The rows are those of examples, or the entries of another list.
+"""
+
+import tensorflow as tf
+
+from estimator_accum.rows.rules.entries import (
+    are_numbers,
+    are_rows,
+    are_values_of,
+    as_entries,
+    check_sparse,
+    check_widths,
+    set_entries,
+    set_rows,
+    shape_of_sparse,
+)
+from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
+from estimator_accum.rows.rules.table import (
+    RULES_OF_ENTRIES,
+    RULES_OF_SPLITS,
+    rule,
+)
+from estimator_accum.rows.sizes import ONE, N, Size, count, sizes
+from estimator_accum.rows.states import FIXED, Mixed, State
+
+_BEFORE = "row splits count the entries of the examples before"
+_INTEGERS = (tf.int32, tf.int64)  # others may overflow
+_COPIES = {"Identity", "Cast", "BroadcastTo", "Reshape"}
+_BETWEEN = {"begins", "ends", "between"}
+
+
+def splits_of(
+    analysis, tensor: tf.Tensor, name: str, span: Size, outer: str | None = None
+) -> State:
+    """Returns the state of the row splits of a list.
+
+    Args:
+        analysis: The analysis.
+        tensor: The row splits.
+        name: Name of the list.
+        span: Number of rows for each example.
+        outer: Name of the list whose entries are the rows, in place of examples.
+    """
+    state = State("splits", 0, Size(int(span)), of=name, places=outer)
+    return analysis.set_dims(tensor, state, [None])
+
+
+def _as_rows(analysis, splits: State, output: tf.Tensor, tail: list) -> State:
+    """Returns the state of a result with something for each row."""
+    if splits.places is None:
+        return set_rows(analysis, output, splits.span, tail)
+    return set_entries(analysis, output, State("entries", 0, of=splits.places), *tail)
+
+
+def _entries_of(analysis, state: State, splits: State) -> State:
+    """Returns the state of values as entries of the list that `splits` are of."""
+    state = as_entries(state)
+    if splits.kind != "splits" or not are_values_of(state, splits.of):
+        raise Mixed(UNLIKE)
+    return state
+
+
+def list_of_lengths(analysis, tensor: tf.Tensor) -> str | None:
+    """Returns the name of the list of whose rows a vector is the lengths."""
+    name = analysis.lengths.get(without_copies(analysis, tensor).ref())
+    return name and analysis.list_of(name)
+
+
+def without_copies(analysis, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the vector of integers of which a vector is a copy, with its rows."""
+    while tensor.op.type in _COPIES and tensor.dtype in _INTEGERS:
+        source = tensor.op.inputs[0]
+        if source.shape.rank != 1 or tensor.shape.rank != 1:
+            break
+        if analysis.state(source) != analysis.state(tensor):
+            break
+        tensor = source
+    return tensor
+
+
+# Row splits that are made.
+
+
+@rule("UnicodeDecode", "UnicodeDecodeWithOffsets", table=RULES_OF_ENTRIES)
+def _decode(analysis, operation, states):
+    (texts,), (splits, *others) = states, operation.outputs
+    if analysis.rank(operation.inputs[0]) != 1:
+        raise Mixed(ALONG)
+    name = analysis.name_of_list(operation)
+    if are_values_of(texts, texts.of):
+        first = splits_of(analysis, splits, name, ONE, texts.of)
+    elif are_rows(texts):
+        first = splits_of(analysis, splits, name, texts.span)
+    else:
+        raise Mixed(ALONG)
+    entries = State("entries", 0, of=name)
+    return [first, *(set_entries(analysis, output, entries) for output in others)]
+
+
+@rule("Range", table=RULES_OF_ENTRIES)
+def _range(analysis, operation, states):
+    start, limit, delta = (analysis.value(tensor) for tensor in operation.inputs)
+    rows = None if limit is None else limit[()].rows
+    if rows is None:
+        return None
+    if start is None or delta is None or (start[()], delta[()]) != (Size(0), ONE):
+        raise Mixed(_BEFORE)
+    (output,) = operation.outputs  # each row is an entry
+    if rows.power:
+        name = f"1 blocks of {rows.factor}"
+        return splits_of(analysis, output, name, rows // N)
+    (name,) = rows.counted
+    return splits_of(analysis, output, name, ONE, name)
+
+
+@rule("DenseBincount", table=RULES_OF_ENTRIES)
+def _lengths_of_rows(analysis, operation, states):
+    numbers, _, weights = states
+    if numbers.kind != "entries":
+        return None
+    tensor, (output,) = operation.inputs[0], operation.outputs
+    value = analysis.value(operation.inputs[1])
+    if not are_numbers(numbers, False) or analysis.rank(tensor) != 1:
+        raise Mixed(ALONG)
+    if value is None or value[()] != N * numbers.distance:
+        raise Mixed(ALONG)
+    if operation.inputs[2].shape.num_elements() != 0 or weights != FIXED:
+        raise Mixed(ALONG)
+    if not operation.get_attr("binary_output") and output.dtype in _INTEGERS:
+        analysis.lengths[output.ref()] = numbers.of
+    return set_rows(analysis, output, numbers.distance, [])
+
+
+@rule("Cumsum", table=RULES_OF_ENTRIES)
+def _running_sums(analysis, operation, states):
+    state, axis = states
+    name = list_of_lengths(analysis, operation.inputs[0])
+    if name is None or axis != FIXED:
+        return None
+    if operation.get_attr("exclusive") or operation.get_attr("reverse"):
+        return None
+    kind, outer = "ends", None
+    if state.kind == "entries":
+        outer = state.of
+    result = State(kind, 0, state.span, of=name, places=outer)
+    return analysis.set_dims(operation.outputs[0], result, [None])
+
+
+@rule("RaggedRange", table=RULES_OF_ENTRIES)
+def _ranges(analysis, operation, states):
+    spans = {state.span for state in states if state.kind == "rows"}
+    are_known = all(are_rows(state) or state == FIXED for state in states)
+    if not are_known or len(spans) != 1:
+        raise Mixed(UNLIKE)
+    for tensor, state in zip(operation.inputs, states, strict=True):
+        if state == FIXED and analysis.rank(tensor):
+            raise Mixed(UNLIKE)  # it may be of as many rows
+    start, limits, delta = operation.inputs
+    bounds = [tf.get_static_value(tensor) for tensor in (start, delta)]
+    name = list_of_lengths(analysis, limits) if bounds == [0, 1] else None
+    return _made_ranges(
+        analysis, operation, name or analysis.name_of_list(operation), *spans
+    )
+
+
+def _made_ranges(
+    analysis, operation, name: str, span: Size, outer=None, places=None
+) -> list[State]:
+    splits, values = operation.outputs
+    entries = State("entries", 0, of=name, places=places)
+    return [
+        splits_of(analysis, splits, name, span, outer),
+        set_entries(analysis, values, entries),
+    ]
+
+
+# Parts of row splits.
+
+
+@rule("Identity", "StopGradient", "Cast", table=RULES_OF_SPLITS)
+def _pass(analysis, operation, states):
+    (state,), (output,) = states, operation.outputs
+    if output.dtype not in _INTEGERS:
+        raise Mixed(_BEFORE)
+    return analysis.set_dims(output, state, [None])
+
+
+@rule("StridedSlice", table=RULES_OF_SPLITS)
+def _part(analysis, operation, states):
+    state, (output,) = states[0], operation.outputs
+    begin, end, strides = map(analysis.value, operation.inputs[1:])
+    is_known = not any(value is None for value in (begin, end, strides))
+    masks = ("ellipsis_mask", "new_axis_mask")
+    if not is_known or any(map(operation.get_attr, masks)) or state.kind != "splits":
+        raise Mixed(_BEFORE)
+    if len(begin) != 1 or strides[0] != ONE:
+        raise Mixed(_BEFORE)
+    if operation.get_attr("shrink_axis_mask"):
+        if begin[0] == Size(0):
+            return analysis.set_value(output, sizes(0))
+        if begin[0] == Size(-1):
+            return analysis.set_value(output, sizes(count(state.of)))
+        raise Mixed(_BEFORE)
+    has_first = bool(operation.get_attr("begin_mask")) or begin[0] == Size(0)
+    has_last = bool(operation.get_attr("end_mask"))
+    kinds = {(True, True): "splits"}
+    if has_last and begin[0] == ONE:
+        kinds[False, True] = "ends"
+    if not has_last and end[0] == Size(-1):
+        kinds[True, False] = "begins"
+    if (has_first, has_last) not in kinds:
+        raise Mixed(_BEFORE)
+    result = state._replace(kind=kinds[has_first, has_last])
+    return analysis.set_dims(output, result, [None])
+
+
+@rule("Sub", table=RULES_OF_SPLITS)
+def _lengths(analysis, operation, states):
+    ends, begins = states
+    if ends.kind != "ends" or begins != ends._replace(kind="begins"):
+        raise Mixed(_BEFORE)
+    (output,) = operation.outputs
+    analysis.lengths[output.ref()] = ends.of
+    return _as_rows(analysis, ends, output, [])
+
+
+@rule("ConcatV2", table=RULES_OF_SPLITS)
+def _with_zero(analysis, operation, states):
+    first, *others, axis = states
+    zero = tf.get_static_value(operation.inputs[0])
+    if len(others) != 1 or others[0].kind != "ends" or (first, axis) != (FIXED, FIXED):
+        raise Mixed(_BEFORE)
+    if zero is None or zero.tolist() != [0]:
+        raise Mixed(_BEFORE)
+    result = others[0]._replace(kind="splits")
+    return analysis.set_dims(operation.outputs[0], result, [None])
+
+
+@rule("Mul", table=RULES_OF_SPLITS)
+def _times(analysis, operation, states):
+    """Rows of a length: `tf.range(n + 1) * 3`."""
+    pairs = dict(zip(states, operation.inputs, strict=True))
+    number = tf.get_static_value(pairs.pop(FIXED)) if FIXED in pairs else None
+    (state, *others) = pairs
+    if others or number is None or number.ndim or number < 1:
+        raise Mixed(_BEFORE)
+    if state.kind != "splits":
+        raise Mixed(_BEFORE)
+    if state.of != f"1 blocks of {int(state.span)}" or state.places is not None:
+        if number != 1:
+            raise Mixed(_BEFORE)
+        return analysis.set_dims(operation.outputs[0], state, [None])
+    name = f"1 blocks of {int(state.span) * int(number)}"
+    return splits_of(analysis, operation.outputs[0], name, state.span)
+
+
+@rule("AddV2", "Add", table=RULES_OF_SPLITS)
+def _moved(analysis, operation, states):
+    state, other = states
+    number = tf.get_static_value(operation.inputs[1])
+    if other != FIXED or number is None or number.ndim:
+        raise Mixed(_BEFORE)
+    is_behind = state.kind in _BETWEEN | {"from_begin"} and number >= 0
+    if not is_behind and not (state.kind in _BETWEEN | {"to_end"} and number <= 0):
+        raise Mixed(_BEFORE)
+    result = state._replace(kind="from_begin" if is_behind else "to_end")
+    return analysis.set_dims(operation.outputs[0], result, [None])
+
+
+@rule("Minimum", "Maximum", table=RULES_OF_SPLITS)
+def _bounded(analysis, operation, states):
+    half = "from_begin" if operation.type == "Minimum" else "to_end"
+    kinds = {state.kind for state in states}
+    if len({state._replace(kind="between") for state in states}) > 1:
+        raise Mixed(_BEFORE)
+    if not kinds <= _BETWEEN | {half} or not kinds & _BETWEEN:
+        raise Mixed(_BEFORE)
+    result = states[0]._replace(kind="between")
+    return analysis.set_dims(operation.outputs[0], result, [None])
+
+
+# Ragged tensors.
+
+
+@rule("RaggedRange", table=RULES_OF_SPLITS)
+def _ranges_within(analysis, operation, states):
+    """Places of some entries of each row, as `ragged[:, :2]` reads them."""
+    begins, ends, _ = states
+    if not {begins.kind, ends.kind} <= _BETWEEN:
+        raise Mixed(_BEFORE)
+    if begins._replace(kind="between") != ends._replace(kind="between"):
+        raise Mixed(UNLIKE)
+    if tf.get_static_value(operation.inputs[2]) != 1:
+        raise Mixed(_BEFORE)
+    name = analysis.name_of_list(operation)
+    of_rows = begins.span, begins.places
+    return _made_ranges(analysis, operation, name, *of_rows, begins.of)
+
+
+@rule("RaggedTensorToTensor", table=RULES_OF_SPLITS)
+def _pad_to_length(analysis, operation, states):
+    _, values, default, *partitions = states
+    kinds = {*operation.get_attr("row_partition_types")}
+    if kinds != {b"ROW_SPLITS"} or default != FIXED:
+        raise Mixed("a ragged tensor whose rows are of several kinds")
+    first, *others = partitions
+    for outer, inner in zip(partitions, others, strict=False):
+        if inner.kind != "splits" or inner.places != outer.of:
+            raise Mixed(UNLIKE)
+    values = _entries_of(analysis, values, partitions[-1])
+    lengths = analysis.value(operation.inputs[0])
+    if first.kind != "splits" or first.places is not None or lengths is None:
+        raise Mixed(_BEFORE)
+    check_widths([*lengths[1:].flat] if lengths.ndim else [lengths[()]])
+    if lengths[0] not in (Size(-1), N * first.span):
+        raise Mixed("a ragged tensor has another number of examples")
+    tail = analysis.dims(operation.inputs[1])[1:]
+    widths = [*lengths[1 : 1 + len(partitions)]]
+    return set_rows(analysis, operation.outputs[0], first.span, [*widths, *tail])
+
+
+@rule("RaggedTensorToSparse", table=RULES_OF_SPLITS)
+def _to_sparse(analysis, operation, states):
+    splits, *others = states
+    (values,) = others if len(others) == 1 else (None,)
+    if values is None or splits.kind != "splits" or splits.places is not None:
+        raise Mixed("a ragged tensor with several ragged axes")
+    values = _entries_of(analysis, values, splits)
+    if analysis.rank(operation.inputs[1]) != 1:
+        raise Mixed("a ragged tensor with several axes")
+    indices, entries, shape = operation.outputs
+    numbers = State("entries", 0, distance=splits.span, is_first=True, of=splits.of)
+    width = count(f"{analysis.name_of_list(operation)}:width")
+    return [
+        set_entries(analysis, indices, numbers, Size(2)),
+        set_entries(analysis, entries, values),
+        analysis.set_value(shape, sizes([N * splits.span, width])),
+    ]
+
+
+@rule("RaggedBincount", table=RULES_OF_SPLITS)
+def _counts(analysis, operation, states):
+    splits, values, size, weights = states
+    values = _entries_of(analysis, values, splits)
+    if size != FIXED or analysis.rank(operation.inputs[1]) != 1:
+        raise Mixed(BY_VALUES)
+    has_weights = operation.inputs[3].shape.num_elements() != 0
+    if as_entries(weights) != (values if has_weights else FIXED):
+        raise Mixed(UNLIKE)
+    return _as_rows(analysis, splits, operation.outputs[0], [None])
+
+
+@rule("StringNGrams", table=RULES_OF_SPLITS)
+def _join_words(analysis, operation, states):
+    words, splits = states
+    _entries_of(analysis, words, splits)
+    if operation.get_attr("pad_width"):
+        raise Mixed("empty rows are padded unless all rows are empty")
+    texts, output = operation.outputs
+    name = analysis.name_of_list(operation)
+    return [
+        set_entries(analysis, texts, State("entries", 0, of=name)),
+        splits_of(analysis, output, name, splits.span, splits.places),
+    ]
+
+
+@rule("UnicodeEncode", table=RULES_OF_SPLITS)
+def _encode(analysis, operation, states):
+    letters, splits = states
+    _entries_of(analysis, letters, splits)
+    return _as_rows(analysis, splits, operation.outputs[0], [])
+
+
+@rule("RaggedCross", table=RULES_OF_SPLITS)
+def _cross(analysis, operation, states):
+    inputs = list(zip(operation.inputs, states, strict=True))
+    kinds = ("ragged_values_types", "ragged_splits_types", "Nsparse")
+    lists, rows, number = map(operation.get_attr, kinds)
+    lengths = (len(lists), len(rows), number, number, number)
+    parts, place = [], 0
+    for length in lengths:
+        parts.append(inputs[place : place + length])
+        place += length
+    values, splits, *sparse = parts
+    spans = set()
+    for (_, entries), (_, state) in zip(values, splits, strict=True):
+        _entries_of(analysis, entries, state)
+        if state.places is not None:
+            raise Mixed(ALONG)
+        spans.add(state.span)
+    for (_, indices), (_, entries), (shape, _) in zip(*sparse, strict=True):
+        indices, _ = check_sparse(analysis, indices, entries)
+        shape_of_sparse(analysis, shape, indices.distance)
+        spans.add(indices.distance)
+    for tensor, state in inputs[place:]:
+        if not are_rows(state) or analysis.rank(tensor) != 2:
+            raise Mixed(ALONG)
+        spans.add(state.span)
+    if len(spans) > 1:
+        raise Mixed(UNLIKE)
+    texts, output = operation.outputs
+    name = analysis.name_of_list(operation)
+    return [
+        set_entries(analysis, texts, State("entries", 0, of=name)),
+        splits_of(analysis, output, name, *spans),
+    ]
