@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from estimator_accum.graph.computations import computation_of
 from estimator_accum.graph.functions import (
     functions_of,
     graphs_called,
@@ -248,6 +249,16 @@ class Analysis:
         """
         name = f"{self.path}{operation.name}"
         return self._names.setdefault((operation.type, *key), name) if key else name
+
+    def name_of_true(self, mask: tf.Tensor) -> str:
+        """Returns a name for the list of the places where a mask is True.
+
+        In the order of the mask's elements, so a reshaped mask has the same list.
+        """
+        while mask.op.type == "Reshape":
+            mask = mask.op.inputs[0]
+        name = f"true in {self.path}{mask.name}"
+        return self._names.setdefault(("Where", computation_of(mask)), name)
 
     def list_of(self, name: str) -> str:
         """Returns the name of a list among those that are taken for the same."""
@@ -531,10 +542,8 @@ class Analysis:
             return RULES_OF_ANY[operation.type](self, operation, states)
         if operation.type in OF_SHAPE or clamped(self, operation) is not None:
             return self._of_values(operation, "the shape of what is mixed")
-        if "mixed" in kinds:
-            link = RULES_OF_MIXED.get(operation.type)
-            state = None if link is None else link(self, operation, states)
-            return MIXED if state is None else state
+        if "mixed" in kinds and operation.type not in RULES_OF_MIXED:
+            return MIXED
         numbers = {"fixed", "sizes", "counts"}
         if kinds == {"fixed", "sizes"} and operation.type in ("Greater", "Less"):
             if self._has_an_example(operation):
@@ -544,6 +553,9 @@ class Analysis:
         if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
         try:
+            if "mixed" in kinds:
+                state = RULES_OF_MIXED[operation.type](self, operation, states)
+                return MIXED if state is None else state
             if kinds & _OF_ENTRIES or operation.type in RULES_OF_ENTRIES:
                 return of_entries(self, operation, states)
             rule = RULES.get(operation.type)

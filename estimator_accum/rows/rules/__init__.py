@@ -19,6 +19,7 @@ from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the t
     elementwise,
     entries,
     from_sizes,
+    joined_lists,
     lists,
     lookups,
     partitions,

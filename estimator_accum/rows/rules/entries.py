@@ -12,7 +12,6 @@ import re
 
 import tensorflow as tf
 
-from estimator_accum.graph.computations import computation_of
 from estimator_accum.rows.declaration import ADDED_ATTRIBUTE
 from estimator_accum.rows.rules.blocks import (
     blocks_apart,
@@ -140,7 +139,7 @@ def set_rows(analysis, output: tf.Tensor, distance: Size, tail: list) -> State:
 @rule("Where", table=RULES_OF_ENTRIES)
 def _where(analysis, operation, states):
     (state,), (tensor,), (output,) = states, operation.inputs, operation.outputs
-    name = analysis.name_of_list(operation, computation_of(tensor))
+    name = analysis.name_of_true(tensor)
     rank = analysis.rank(tensor)
     if are_rows(state):
         result = _of(name, distance=state.span, is_first=True)
@@ -418,6 +417,14 @@ def _flatten(analysis, operation, states):
 # Rows of entries.
 
 
+def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the mask of which a vector of 0 and 1 is a copy; None of others."""
+    is_number = tensor.op.type == "Cast" and tensor.dtype in (tf.int32, tf.int64)
+    if not is_number or tensor.op.inputs[0].dtype != tf.bool:
+        return None
+    return tensor.op.inputs[0]
+
+
 @rule("SparseToDense", "ScatterNd", table=RULES_OF_ENTRIES)
 def _scatter(analysis, operation, states):
     if operation.type == "ScatterNd" and states[0].kind != "entries":
@@ -447,7 +454,7 @@ def _scatter(analysis, operation, states):
 @rule(
     *("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"),
     *("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"),
-    "UnsortedSegmentProd",
+    *("UnsortedSegmentProd", "UnsortedSegmentJoin"),
     table=RULES_OF_ENTRIES,
 )
 def _segments(analysis, operation, states):
@@ -455,6 +462,9 @@ def _segments(analysis, operation, states):
     if numbers.kind != "entries":
         return None
     check_same(analysis, values, numbers)
+    mask = mask_of(operation.inputs[0])
+    if operation.type == "UnsortedSegmentSum" and mask is not None:
+        analysis.lengths[operation.outputs[0].ref()] = analysis.name_of_true(mask)
     return _by_example(analysis, operation, numbers, operation.inputs[2:])
 
 

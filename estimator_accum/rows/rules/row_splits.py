@@ -10,6 +10,7 @@ The rows are those of examples, or the entries of another list.
 
 import tensorflow as tf
 
+from estimator_accum.rows.rules.dims import axes_of
 from estimator_accum.rows.rules.entries import (
     are_numbers,
     are_rows,
@@ -17,6 +18,7 @@ from estimator_accum.rows.rules.entries import (
     as_entries,
     check_sparse,
     check_widths,
+    mask_of,
     set_entries,
     set_rows,
     shape_of_sparse,
@@ -67,6 +69,13 @@ def _entries_of(analysis, state: State, splits: State) -> State:
     return state
 
 
+def _rows_of(splits: State) -> set[str]:
+    """Returns the names of the list whose entries are the rows."""
+    if splits.places is not None:
+        return {splits.places}
+    return {f"1 blocks of {int(splits.span)}"}
+
+
 def list_of_lengths(analysis, tensor: tf.Tensor) -> str | None:
     """Returns the name of the list of whose rows a vector is the lengths."""
     name = analysis.lengths.get(without_copies(analysis, tensor).ref())
@@ -110,12 +119,16 @@ def _range(analysis, operation, states):
     rows = None if limit is None else limit[()].rows
     if rows is None:
         return None
-    if start is None or delta is None or (start[()], delta[()]) != (Size(0), ONE):
+    if start is None or delta is None or start[()] != Size(0):
         raise Mixed(_BEFORE)
-    (output,) = operation.outputs  # each row is an entry
-    if rows.power:
-        name = f"1 blocks of {rows.factor}"
-        return splits_of(analysis, output, name, rows // N)
+    (output,), step = operation.outputs, int(delta[()])
+    if rows.power:  # each row is as many entries as a step
+        if step < 1 or rows.factor % step:
+            raise Mixed(_BEFORE)
+        span, name = Size(rows.factor // step), f"1 blocks of {rows.factor}"
+        return splits_of(analysis, output, name, span)
+    if step != 1:
+        raise Mixed(_BEFORE)
     (name,) = rows.counted
     return splits_of(analysis, output, name, ONE, name)
 
@@ -136,6 +149,17 @@ def _lengths_of_rows(analysis, operation, states):
     if not operation.get_attr("binary_output") and output.dtype in _INTEGERS:
         analysis.lengths[output.ref()] = numbers.of
     return set_rows(analysis, output, numbers.distance, [])
+
+
+@rule("Sum", table=RULES_OF_ENTRIES)
+def _numbers_of_true(analysis, operation, states):
+    """Takes down that they are lengths; the result has rows, as other sums."""
+    mask, axes = mask_of(operation.inputs[0]), analysis.value(operation.inputs[1])
+    if mask is not None and axes is not None and not operation.get_attr("keep_dims"):
+        axes = {*axes_of(analysis, operation.inputs[1], analysis.rank(mask))}
+        are_others = axes == {*range(1, analysis.rank(mask))}
+        if are_others and are_rows(analysis.state(mask)):
+            analysis.lengths[operation.outputs[0].ref()] = analysis.name_of_true(mask)
 
 
 @rule("Cumsum", table=RULES_OF_ENTRIES)
@@ -200,8 +224,10 @@ def _part(analysis, operation, states):
     masks = ("ellipsis_mask", "new_axis_mask")
     if not is_known or any(map(operation.get_attr, masks)) or state.kind != "splits":
         raise Mixed(_BEFORE)
-    if len(begin) != 1 or strides[0] != ONE:
+    if len(begin) != 1:
         raise Mixed(_BEFORE)
+    if strides[0] != ONE:
+        return _every_row(analysis, operation, state, int(strides[0]))
     if operation.get_attr("shrink_axis_mask"):
         if begin[0] == Size(0):
             return analysis.set_value(output, sizes(0))
@@ -219,6 +245,20 @@ def _part(analysis, operation, states):
         raise Mixed(_BEFORE)
     result = state._replace(kind=kinds[has_first, has_last])
     return analysis.set_dims(output, result, [None])
+
+
+def _every_row(analysis, operation, state: State, step: int) -> State:
+    """Returns the state of `splits[::step]`, where rows are joined to longer ones."""
+    masks = [operation.get_attr(name) & 1 for name in ("begin_mask", "end_mask")]
+    begin = analysis.value(operation.inputs[1])
+    is_whole = masks[1] and (masks[0] or begin[0] == Size(0))
+    is_whole &= not operation.get_attr("shrink_axis_mask")
+    if not is_whole or state.places is not None or step < 1:
+        raise Mixed(_BEFORE)
+    if int(state.span) % step:
+        raise Mixed(_BEFORE)
+    span = Size(int(state.span) // step)
+    return splits_of(analysis, operation.outputs[0], state.of, span)
 
 
 @rule("Sub", table=RULES_OF_SPLITS)
@@ -312,7 +352,7 @@ def _pad_to_length(analysis, operation, states):
         raise Mixed("a ragged tensor whose rows are of several kinds")
     first, *others = partitions
     for outer, inner in zip(partitions, others, strict=False):
-        if inner.kind != "splits" or inner.places != outer.of:
+        if inner.kind != "splits" or outer.of not in _rows_of(inner):
             raise Mixed(UNLIKE)
     values = _entries_of(analysis, values, partitions[-1])
     lengths = analysis.value(operation.inputs[0])

@@ -864,17 +864,17 @@ def _of_filled(make):
     )
 
 
+def _ragged(ids):
+    """Returns a ragged tensor of the words of even numbers, in a list."""
+    words = _even(ids)
+    numbers = words.indices[:, 0], words.dense_shape[0]
+    return [tf.RaggedTensor.from_value_rowids(words.values, *numbers, validate=False)]
+
+
 def _of_ragged(make):
     """Returns a function of ids that makes tensors of ragged ones."""
 
-    def of_ids(ids):
-        words = _even(ids)
-        numbers = words.indices[:, 0], words.dense_shape[0]
-        return make(
-            tf.RaggedTensor.from_value_rowids(words.values, *numbers, validate=False)
-        )
-
-    return of_ids
+    return lambda ids: make(*_ragged(ids))
 
 
 # Rows of sparse tensors, and of other lists of entries.
@@ -956,6 +956,17 @@ _OF_ENTRIES = {
                 shape=[words.nrows(), 3]),
         tf.math.bincount(words, minlength=4, maxlength=4, axis=-1),
     ]), 0, 1),
+    "joined ragged rows": (_of_ragged(lambda words: [
+        tf.concat([words, words * 2, -words[:, :1]], 1).to_tensor(shape=[None, 7]),
+        tf.reduce_sum(tf.concat([words[:, 1:], words], 1), 1),
+        tf.stack([words, -words], 1).to_tensor(shape=[None, 2, 3]),
+        tf.strings.reduce_join(tf.as_string(words), axis=1, separator=" "),
+    ]), 0, 1),
+    "chosen entries of rows": (lambda ids: [
+        chosen.to_tensor(shape=[None, 3]) for chosen in (
+            tf.ragged.boolean_mask(ids, ids > 1),
+            *(tf.ragged.boolean_mask(words, words > 1) for words in _ragged(ids)))
+    ], 0, 1),
     "ragged with weights": (_of_ragged(lambda words: tf.math.bincount(
         words, weights=tf.sqrt(tf.cast(words, tf.float32)), minlength=4, maxlength=4,
         axis=-1)), 0, 1),

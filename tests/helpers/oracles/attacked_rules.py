@@ -30,7 +30,8 @@ _ONE_THREAD = v1.ConfigProto(
     intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
 )
 _TOLERANCE = 1e-4  # of other kernels for other numbers of examples
-_SPLITS_FIRST = {"UnicodeDecode", "UnicodeDecodeWithOffsets", "RaggedRange"}
+_SPLITS_FIRST = {"UnicodeDecode", "UnicodeDecodeWithOffsets"}
+_SPLITS_FIRST |= {"RaggedRange", "RaggedGather"}
 _IMPOSSIBLE = (ValueError, TypeError, IndexError, tf.errors.OpError)
 
 
@@ -294,6 +295,9 @@ def _meaning(symbol: str, graph, attacked: Attack) -> tf.Tensor:
 
 def _number_of_entries(name: str, graph) -> tf.Tensor:
     """Returns the number of entries of a list, or a length of its sparse tensor."""
+    if name.startswith("true in "):
+        mask = graph.get_tensor_by_name(name.removeprefix("true in "))
+        return tf.math.count_nonzero(mask, dtype=tf.int32)
     if part := part_of(name):
         numbers = graph.get_operation_by_name(part[2]).inputs[1]
         return tf.reduce_sum(tf.cast(tf.equal(numbers, part[0]), tf.int32))

@@ -1205,12 +1205,18 @@ def _padded(a, kind):
         if a.happens(0.2):  # vectors
             values = tf.stack([values, -values], 1)
             shape = tf.concat([shape, [2]], 0)
+        partitions = [splits]
+        if a.happens(0.2):  # rows of rows
+            texts, outer = _ragged(a, tf.string, span)
+            letters = tf.strings.unicode_decode(texts, "UTF-8")
+            values, partitions = letters.values, [outer, letters.row_splits]
+            shape = tf.concat([shape[:2], [a.one_of(2, 3)]], 0)
         return raw.RaggedTensorToTensor(
             shape=shape,
             values=values,
-            default_value=a.any([]),
-            row_partition_tensors=[splits],
-            row_partition_types=["ROW_SPLITS"],
+            default_value=tf.cast(a.any([]), values.dtype),
+            row_partition_tensors=partitions,
+            row_partition_types=["ROW_SPLITS"] * len(partitions),
         )
     indices, table = a.entries([width], span), a.rows([width], axis=0, span=span)
     return raw.RaggedTensorToTensor(  # others may crash the process
@@ -1264,6 +1270,21 @@ def _as(dtype, texts: tf.Tensor) -> tf.Tensor:
     if dtype == tf.string:
         return texts
     return tf.cast(tf.strings.to_hash_bucket_fast(texts, 9), dtype)
+
+
+@_for("RaggedGather")
+def _side_by_side(a, kind):
+    span = a.one_of(1, 1, 2)
+    spans = span, a.one_of(span, span, span, 1), span
+    lists = [
+        tf.RaggedTensor.from_row_splits(*_ragged(a, span=n), validate=False)
+        for n in spans[: a.one_of(2, 2, 3)]
+    ]
+    lists += lists[: a.one_of(0, 0, 1)]
+    if a.happens(0.2):
+        lists[0] = a.rows([a.length()], axis=0, span=span)
+    joined = a.one_of(tf.concat, tf.stack)(lists, a.one_of(0, 1, 1, 1))
+    return tf.nest.flatten(joined, expand_composites=True)
 
 
 @_for("RaggedTensorToSparse")

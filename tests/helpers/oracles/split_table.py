@@ -52,10 +52,6 @@ _WITHOUT_PROOF = {
     "image.non_max_suppression_padded": "its loop ends when the batch is done; "
     "`combined_non_max_suppression` is split",
     "image.ssim_multiscale": "the padding depends on the size",
-    **dict.fromkeys(
-        ("ragged.boolean_mask", "ragged.stack"),
-        "a ragged tensor counts the entries of the examples before",
-    ),
     "strings.ngrams": "of a matrix; ngrams of a ragged tensor are split",
     "sparse.transpose": "the examples are no longer the first axis",
     "ContrastLimitedAdaptiveHistogramEqualization": "it looks up tiles by number",
