@@ -222,7 +222,6 @@ def _spans_of_entries(batch: WholeBatch, view: View, rows: list[tf.Tensor]) -> d
         if not _is_loss_of_all(tensor) and axis_of_rows(view, tensor) is None:
             first = view.analysis.first_of_list(tensor)
             if first.ref() not in lists:
-                view.check_order(tensor)
                 before, _, work = count_entries(batch, Turn.LAST, first)
                 batch.works.add(work)
                 end = before + tf.shape(first, out_type=tf.int64)[0]

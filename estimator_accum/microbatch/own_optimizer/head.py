@@ -370,9 +370,6 @@ class Copies:
         axes = [axis_of_rows(view, tensor) for tensor in border.frontier]
         if border.frontier:
             batch, turn = self._batch, self._turn()
-            for tensor, axis in zip(border.frontier, axes, strict=True):
-                if axis is None:
-                    view.check_order(tensor)
             rows, work = collect(batch, turn, border.frontier, axes)
             batch.works.add(work, turn)
             self.collected += zip(border.frontier, axes, strict=True)

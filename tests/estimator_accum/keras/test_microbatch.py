@@ -1251,3 +1251,69 @@ def test_layers_behind_random_numbers_are_split(keras, caplog):
     _trained(microbatch(model, 3), _batch(2, 2, 1), _batch(5))
     shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
     assert shares and max(map(float, shares)) < 1
+
+
+_TEXTS = np.array([*["ab c ab", "d", "", "ée d c", "ab"] * 4, "", "", "", ""])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split": "character", "output_sequence_length": 9},
+        {"ngrams": 2, "output_sequence_length": 4},
+        {"ngrams": 2, "output_mode": "count"},
+        {"output_mode": "multi_hot"},
+        {"output_mode": "tf_idf"},
+    ],
+)
+def test_layers_behind_texts_are_split(keras, caplog, options):
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+
+    def weights(micro_batches):
+        keras.utils.set_random_seed(1)
+        texts = keras.Input((), dtype="string")
+        words = keras.layers.TextVectorization(**options)
+        words.adapt(_TEXTS[_TEXTS != ""])
+        hidden = words(texts)
+        if "output_mode" not in options:
+            hidden = keras.layers.Embedding(30, 4)(hidden)
+            hidden = keras.layers.GlobalAveragePooling1D()(hidden)
+        hidden = keras.layers.Dense(5, "tanh")(hidden)
+        model = keras.Model(texts, keras.layers.Dense(1)(hidden))
+        model = microbatch(model, micro_batches)
+        model.compile("sgd", "mse")
+        for _ in range(2):
+            model.train_on_batch(tf.constant(_TEXTS), np.arange(24.0)[:, None] / 24)
+        return [w for w in model.get_weights() if w.dtype.kind == "f"]
+
+    for one, other in zip(weights(5), weights(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert shares and max(map(float, shares)) < 1
+
+
+def test_layers_behind_a_ragged_input_are_split(keras, caplog):
+    if hasattr(keras, "ops"):
+        pytest.skip("Keras 3 has no ragged inputs")
+    caplog.set_level("DEBUG", "tensorflow.estimator_accum")
+    ids = tf.ragged.constant([[*range(n % 4)] for n in range(24)], dtype=tf.int64)
+
+    def weights(micro_batches):
+        keras.utils.set_random_seed(1)
+        words = keras.Input((None,), dtype="int64", ragged=True)
+        hidden = keras.layers.IntegerLookup(vocabulary=[1, 2])(words)
+        hidden = keras.layers.Embedding(4, 3)(hidden)
+        hidden = keras.layers.TimeDistributed(keras.layers.Dense(5, "tanh"))(hidden)
+        hidden = keras.layers.Concatenate(1)([hidden, hidden[:, :1]])
+        hidden = keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))(hidden)
+        model = keras.Model(words, keras.layers.Dense(1)(hidden))
+        model = microbatch(model, micro_batches)
+        model.compile("sgd", "mse")
+        for _ in range(2):
+            model.train_on_batch(ids, np.arange(24.0)[:, None] / 24)
+        return [w for w in model.get_weights() if w.dtype.kind == "f"]
+
+    for one, other in zip(weights(5), weights(1), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
+    assert shares and max(map(float, shares)) < 1

@@ -1062,6 +1062,30 @@ def test_layers_behind_a_ragged_part_of_the_batch_are_split(caplog, read):
     assert re.search(r"micro-batches: 0\.\d% of the activations", caplog.text)
 
 
+def _two_ragged(ids, marks):
+    kernel = _weights(11, 5)
+
+    def step(ids, marks):
+        with tf.GradientTape() as tape:
+            words = tf.nn.embedding_lookup(kernel, ids.values)
+            words *= tf.cast(marks.values, tf.float64)[:, None]
+            rows = tf.reduce_sum(ids.with_values(words), 1)
+            loss = tf.reduce_mean(rows**2)
+        return tf.convert_to_tensor(tape.gradient(loss, kernel))
+
+    return step, (ids, marks)
+
+
+def test_two_ragged_parts_of_a_batch_are_combined_entry_by_entry():
+    step, batch = _two_ragged(_RAGGED, _RAGGED.with_values(_RAGGED.values + 1))
+    wanted = tf.function(step)(*batch)
+    np.testing.assert_allclose(microbatch_step(step, 5)(*batch), wanted, rtol=_LIMIT)
+    lengths = tf.tensor_scatter_nd_update(_RAGGED.row_lengths(), [[0], [1]], [0, 2])
+    others = tf.RaggedTensor.from_row_lengths(_RAGGED.values, lengths)
+    with pytest.raises(ValueError, match="must have as many entries of each example"):
+        microbatch_step(step, 5)(_RAGGED, others)
+
+
 def _behind_a_mean():
     kernels = _weights(6, 5), _weights(5, 2)
 

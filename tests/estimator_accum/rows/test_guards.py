@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from estimator_accum.rows.guards import EqualNumbers, LastEntry, OrderedEntries
+from estimator_accum.rows.guards import EqualNumbers, EqualSplits, LastEntry
 
 _INDICES = tf.constant([[0, 0], [0, 3], [2, 1]], tf.int64)
 
@@ -23,14 +23,12 @@ def test_sparse_tensors_must_have_as_many_entries_of_each_example(others, holds)
 
 
 @pytest.mark.parametrize(
-    "places, holds", [([0, 1, 2], True), ([0, 2], True), ([0, 2, 1], False), ([], True)]
+    "others, holds",
+    [([0, 2, 2, 3], True), ([0, 1, 2, 3], False), ([0, 2, 2, 4], False)],
 )
-def test_entries_must_lie_in_the_order_of_their_examples(places, holds):
-    whole = tf.gather(_INDICES, tf.constant(places, tf.int32))
-    whole = tf.concat([whole[:1], whole], 0)
-    guard = OrderedEntries(whole, whole[:1])
-    assert bool(guard.holds(tf.constant(1, tf.int64))) == holds
-    assert guard._replace(sliced=whole).holds(tf.constant(3, tf.int64))
+def test_ragged_tensors_must_have_as_many_entries_of_each_example(others, holds):
+    guard = EqualSplits(tf.constant([0, 2, 2, 3], tf.int64), tf.constant(others))
+    assert bool(guard.holds(tf.constant(3, tf.int64))) == holds
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,7 @@ class _Judge:
             if state.kind != "entries" or state.places:
                 continue
             blocks = blocks_of(state.of)
-            if blocks is None and self._analysis.lists_before(tensor) is None:
+            if blocks is None and not self._analysis.is_in_order(tensor):
                 continue
             parts = [values[i][0] for values in alone]
             if state.distance is not None:
