@@ -461,7 +461,7 @@ def _segments(analysis, operation, states):
     values, numbers, *_ = states
     if numbers.kind != "entries":
         return None
-    check_same(analysis, values, numbers)
+    check_same(analysis, as_entries(values), numbers)
     mask = mask_of(operation.inputs[0])
     if operation.type == "UnsortedSegmentSum" and mask is not None:
         analysis.lengths[operation.outputs[0].ref()] = analysis.name_of_true(mask)

@@ -78,8 +78,55 @@ def _rows_of(splits: State) -> set[str]:
 
 def list_of_lengths(analysis, tensor: tf.Tensor) -> str | None:
     """Returns the name of the list of whose rows a vector is the lengths."""
-    name = analysis.lengths.get(without_copies(analysis, tensor).ref())
+    tensor = without_copies(analysis, tensor)
+    name = analysis.lengths.get(tensor.ref()) or _list_of_masked(analysis, tensor)
     return name and analysis.list_of(name)
+
+
+def _list_of_masked(analysis, lengths: tf.Tensor) -> str | None:
+    """Returns the list of the first elements of each row, as many as lengths say.
+
+    `lengths = tf.maximum(tf.minimum(numbers, most), 0)` are within a row's bounds, and a
+    mask is `tf.range(most) < lengths[:, None]`, as of `tf.RaggedTensor.from_tensor`.
+    """
+    least, most = _bounds_of(analysis, lengths)
+    if least != Size(0) or most is None or analysis.state(lengths).kind != "rows":
+        return None
+    users = [user for user in lengths.consumers() if user.type == "ExpandDims"]
+    for user in users:
+        if tf.get_static_value(user.inputs[1]) not in (1, -1):
+            continue
+        columns = [user, *user.outputs[0].consumers()]
+        masks = {op for column in columns for op in column.outputs[0].consumers()}
+        for mask in masks:
+            if mask.type == "Less" and _counts_to(analysis, mask, columns, most):
+                return analysis.name_of_true(mask.outputs[0])
+    return None
+
+
+def _bounds_of(analysis, numbers: tf.Tensor) -> tuple[Size | None, Size | None]:
+    """Returns the sizes between which numbers are by their last two operations."""
+    if numbers.op.type != "Maximum" or numbers.op.inputs[0].op.type != "Minimum":
+        return None, None
+    inner, least = numbers.op.inputs
+    values = [analysis.value(tensor) for tensor in (least, inner.op.inputs[1])]
+    if any(value is None or value.ndim for value in values):
+        return None, None
+    least, most = (value[()] for value in values)
+    is_size = most.factor >= 0 and not most.power and not most.counted
+    return (least, most) if is_size else (None, None)
+
+
+def _counts_to(analysis, mask: tf.Operation, columns: list, most: Size) -> bool:
+    """Returns whether a mask compares 0, 1, ... up to a size with lengths."""
+    row, column = mask.inputs
+    is_copy = column.op in columns and column.op.type in ("ExpandDims", "Cast")
+    if not is_copy or column.dtype not in _INTEGERS or row.op.type != "Range":
+        return False
+    values = [analysis.value(tensor) for tensor in row.op.inputs]
+    if any(value is None for value in values):
+        return False
+    return [value[()] for value in values] == [Size(0), most, ONE]
 
 
 def without_copies(analysis, tensor: tf.Tensor) -> tf.Tensor:

@@ -967,6 +967,12 @@ _OF_ENTRIES = {
             tf.ragged.boolean_mask(ids, ids > 1),
             *(tf.ragged.boolean_mask(words, words > 1) for words in _ragged(ids)))
     ], 0, 1),
+    "ragged rows of dense ones": (lambda x, length: [
+        tf.reduce_sum(tf.tanh(rows), 1) for rows in (
+            tf.RaggedTensor.from_tensor(x[:, :, 0], length - 2),
+            tf.RaggedTensor.from_tensor(x, length),
+            tf.RaggedTensor.from_tensor(x[:, 0]))
+    ], 0, 1),
     "ragged with weights": (_of_ragged(lambda words: tf.math.bincount(
         words, weights=tf.sqrt(tf.cast(words, tf.float32)), minlength=4, maxlength=4,
         axis=-1)), 0, 1),

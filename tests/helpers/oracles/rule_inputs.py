@@ -1445,6 +1445,10 @@ def _of_ragged(a: Attack, x: tf.RaggedTensor, y: tf.RaggedTensor):
         lambda: tf.RaggedTensor.from_tensor(a.rows([2], axis=0)),
         lambda: tf.RaggedTensor.from_tensor(a.rows([2], axis=0), padding=0.5),
         lambda: tf.RaggedTensor.from_tensor(a.rows([2], axis=0), lengths=numbers()),
+        lambda: tf.RaggedTensor.from_tensor(
+            a.rows([a.one_of(2, 3)], axis=0), a.rows([], tf.int32, 0) - a.one_of(0, 1)
+        ),
+        lambda: _ragged_by_bounds(a),
         lambda: x.value_rowids(),
         lambda: x.row_lengths() * a.one_of(1, 2),
         lambda: tf.cumsum(numbers()),
@@ -1486,6 +1490,17 @@ def _of_ragged(a: Attack, x: tf.RaggedTensor, y: tf.RaggedTensor):
             x, tf.stack([0, x.nrows()]), validate=False
         ),
     )()
+
+
+def _ragged_by_bounds(a: Attack) -> tf.RaggedTensor:
+    """Returns first elements of rows, by numbers with bounds."""
+    width, bounds = a.one_of(2, 3), (a.one_of(0, 0, 0, -1, 1), a.one_of(1, 2, 2, 3))
+    lengths = tf.maximum(tf.minimum(a.rows([], tf.int32, 0), bounds[1]), bounds[0])
+    mask = tf.range(a.one_of(width, bounds[1])) < lengths[:, None]
+    rows = a.rows([width], axis=0)
+    values = tf.boolean_mask(rows, mask[:, :width])
+    splits = tf.concat([[0], tf.cumsum(lengths)], 0)
+    return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 
 
 def ragged_tensors(a: Attack) -> list:
