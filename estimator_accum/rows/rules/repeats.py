@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from estimator_accum.graph.computations import computation_of
+from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.entries import are_rows, set_entries
 from estimator_accum.rows.rules.row_splits import list_of_lengths, without_copies
 from estimator_accum.rows.rules.table import RULES_OF_MIXED, rule
@@ -34,6 +35,8 @@ def _repeat(analysis, operation, states) -> State | None:
         result = State("entries", 0, distance=state.distance)
     elif state.kind == numbers.kind == "entries" and not numbers.is_place:
         if state.of != numbers.of or state.distance is not None or state.is_first:
+            return None
+        if blocks_of(state.of) is not None:  # not in the order of the examples
             return None
         result = State("entries", 0, places=state.places)
     else:

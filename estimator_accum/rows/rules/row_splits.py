@@ -10,6 +10,7 @@ The rows are those of examples, or the entries of another list.
 
 import tensorflow as tf
 
+from estimator_accum.rows.rules.blocks import blocks_of
 from estimator_accum.rows.rules.dims import axes_of
 from estimator_accum.rows.rules.entries import (
     are_numbers,
@@ -78,6 +79,8 @@ def _rows_of(splits: State) -> set[str]:
 
 def list_of_lengths(analysis, tensor: tf.Tensor) -> str | None:
     """Returns the name of the list of whose rows a vector is the lengths."""
+    if tensor.shape.rank != 1:
+        return None
     tensor = without_copies(analysis, tensor)
     name = analysis.lengths.get(tensor.ref()) or _list_of_masked(analysis, tensor)
     return name and analysis.list_of(name)
@@ -150,7 +153,8 @@ def _decode(analysis, operation, states):
     if analysis.rank(operation.inputs[0]) != 1:
         raise Mixed(ALONG)
     name = analysis.name_of_list(operation)
-    if are_values_of(texts, texts.of):
+    # Blocks are not in the order of the examples.
+    if are_values_of(texts, texts.of) and blocks_of(texts.of) is None:
         first = splits_of(analysis, splits, name, ONE, texts.of)
     elif are_rows(texts):
         first = splits_of(analysis, splits, name, texts.span)
@@ -384,7 +388,8 @@ def _ranges_within(analysis, operation, states):
         raise Mixed(_BEFORE)
     if begins._replace(kind="between") != ends._replace(kind="between"):
         raise Mixed(UNLIKE)
-    if tf.get_static_value(operation.inputs[2]) != 1:
+    step = tf.get_static_value(operation.inputs[2])
+    if step is None or step.ndim or step < 1:  # back, from the begin of the next row
         raise Mixed(_BEFORE)
     name = analysis.name_of_list(operation)
     of_rows = begins.span, begins.places

@@ -871,6 +871,105 @@ def _ragged(ids):
     return [tf.RaggedTensor.from_value_rowids(words.values, *numbers, validate=False)]
 
 
+def _nested(inner, outer):
+    """Returns rows of rows, padded."""
+    return raw.RaggedTensorToTensor(
+        shape=tf.constant([-1, 3, 2]),
+        values=inner.values,
+        default_value=0,
+        row_partition_tensors=[outer.row_splits, inner.row_splits],
+        row_partition_types=["ROW_SPLITS"] * 2,
+    )
+
+
+def _repeated(number, lengths, others):
+    """Returns numbers of rows as `tf.repeat`, but for others than its longest row."""
+    most = tf.maximum(tf.reduce_max(lengths), 0)
+    wide = tf.tile(tf.range(number)[:, None], tf.stack([1, most]))
+    return tf.boolean_mask(wide, tf.sequence_mask(others, most))
+
+
+def _in_turns(one, other, shape, place):
+    """Returns values of two lists, read in another order or behind another list."""
+    behind = other.row_splits[1:] + (one, other)[place].row_splits[-1]
+    numbers = tf.reshape(tf.range(2 * one.nrows()), shape)
+    return raw.RaggedGather(
+        params_nested_splits=[tf.concat([one.row_splits, behind], 0)],
+        params_dense_values=tf.concat([one.values, other.values], 0),
+        indices=tf.reshape(tf.transpose(numbers), [-1]),
+        OUTPUT_RAGGED_RANK=1,
+    )[1]
+
+
+def _numbers_between(begins, limits, step=1):
+    """Returns the numbers between two in each row."""
+    step = tf.constant(step, tf.int64)
+    return raw.RaggedRange(starts=begins, limits=limits, deltas=step)[1]
+
+
+def _lists_of_others(ids, length):
+    """Returns results of lists with the row splits, numbers or lengths of others."""
+    words, other = _ragged(ids) + _ragged(ids + 1)
+    begins, ends = words.row_splits[:-1], words.row_splits[1:]
+    texts = tf.as_string(words)
+    read = [
+        _numbers_between(begins, other.row_splits[1:]),
+        _numbers_between(begins, tf.minimum(begins + 1, other.row_splits[1:])),
+        _numbers_between(tf.minimum(begins - 1, ends), ends),
+        _numbers_between(ends, begins, -1),  # from the begin of the next row
+    ]
+    counted = tf.cast(other.values, tf.int32)
+    weights = words.with_values(tf.cast(other.values, tf.float32))
+    numbers = tf.ragged.range(1, words.row_lengths()).values
+    single = tf.reshape(tf.as_string(ids), [-1, 1])
+    return [
+        *(tf.gather(words.values, places)[:2] for places in read),
+        raw.RaggedBincount(
+            splits=words.row_splits, values=counted, size=4, weights=tf.zeros([0])
+        ),
+        tf.math.bincount(words, weights=weights, minlength=4, maxlength=4, axis=-1),
+        _nested(tf.strings.unicode_decode(tf.as_string(other.values), "UTF-8"), words),
+        _repeated(words.nrows(), words.row_lengths(), other.row_lengths()),
+        _repeated(words.nrows(), other.row_lengths(), words.row_lengths()),
+        tf.repeat(tf.reshape(ids, [-1]), length),
+        _in_turns(words, other, [-1, 2], 0),
+        _in_turns(words, other, [2, -1], 1),
+        tf.ragged.cross([texts, single]).values,
+        tf.reduce_sum(words.with_values(words.values * numbers), 1),
+    ]
+
+
+def _splits_of_others(words):
+    """Returns ragged rows by numbers that are not their row splits."""
+    splits, lengths, number = words.row_splits, words.row_lengths(), words.nrows()
+    doubled = tf.RaggedTensor.from_value_rowids(
+        words.values, words.value_rowids(), number * 2, validate=False
+    )
+    padded = [
+        tf.RaggedTensor.from_row_splits(words.values, others, validate=False).to_tensor(
+            shape=[None, 3]
+        )
+        for others in (
+            *(tf.concat([[1], splits[1:]], 0), splits * 2, splits[::2], splits + 1),
+            *(
+                tf.concat([[0], tf.cumsum(lengths, **{way: True})], 0)
+                for way in ("reverse", "exclusive")
+            ),
+            doubled.row_splits,
+        )
+    ]
+    pairs = tf.range(tf.size(words.values, tf.int64) + 1) * 2
+    letters = tf.RaggedTensor.from_row_splits(
+        tf.cast(words.values, tf.int32), pairs, validate=False
+    )
+    return [
+        *padded,
+        splits[2:] - splits[:-2],
+        tf.strings.unicode_encode(letters, "UTF-8"),
+        _numbers_between(tf.range(8, dtype=tf.int64), lengths + 8),
+    ]
+
+
 def _of_ragged(make):
     """Returns a function of ids that makes tensors of ragged ones."""
 
@@ -1063,6 +1162,8 @@ _MIXED |= {
             shape=tf.stack([-1, width]), values=words.values, default_value=words.nrows() * 0,
             row_partition_tensors=[words.row_splits], row_partition_types=["ROW_SPLITS"])
             for width in (tf.size(words.values), v1.get_variable("width", [], tf.int32)))]),
+    "lists of other ragged rows": lambda ids, length: _lists_of_others(ids, length),
+    "row splits of other rows": _of_ragged(lambda words: _splits_of_others(words)),
     "padded words": _of_ragged(lambda words: tf.strings.ngrams(
         tf.as_string(words), 2, pad_values="_").to_tensor(shape=[None, 3])),
     "as wide as the longest": lambda texts: [

@@ -468,10 +468,10 @@ class _Judge:
 
 def _joined(state: State, parts: list) -> np.ndarray:
     """Returns the row splits of all examples, from those of each alone."""
-    before, joined = 0, []
-    for place, (splits, symbols) in enumerate(parts):
-        rest = splits[1:] if state.kind == "splits" and place else splits
-        joined.append(rest + before)
+    is_whole = state.kind == "splits"
+    before, joined = 0, [np.zeros([int(is_whole)], int)]
+    for splits, symbols in parts:
+        joined.append(splits[int(is_whole) :] + before)
         before += int(symbols[count(state.of).symbols[0]])
     return np.concatenate(joined).astype(parts[0][0].dtype)
 

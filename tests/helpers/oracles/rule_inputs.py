@@ -1449,6 +1449,16 @@ def _of_ragged(a: Attack, x: tf.RaggedTensor, y: tf.RaggedTensor):
             a.rows([a.one_of(2, 3)], axis=0), a.rows([], tf.int32, 0) - a.one_of(0, 1)
         ),
         lambda: _ragged_by_bounds(a),
+        lambda: tf.cumsum(
+            tf.math.unsorted_segment_sum(
+                tf.cast(tf.stack([x.values > 2, x.values > 1], 1), tf.int32),
+                x.value_rowids(),
+                x.nrows(),
+            )
+        ),
+        lambda: tf.strings.unicode_decode(
+            tf.tile(a.rows([], tf.string, 0), [2]), "UTF-8"
+        ),
         lambda: x.value_rowids(),
         lambda: x.row_lengths() * a.one_of(1, 2),
         lambda: tf.cumsum(numbers()),
