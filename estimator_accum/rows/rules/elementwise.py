@@ -76,11 +76,11 @@ def _print(analysis, operation, states):
     *("Enter", "NextIteration", "RefEnter", "RefIdentity"),
 )
 def _passing(analysis, operation, states):
-    state = states[0]
-    if state.kind == "rows":
-        analysis.set_dims(
-            operation.outputs[0], state, analysis.dims(operation.inputs[0])
-        )
+    state, (tensor, *_) = states[0], operation.inputs
+    # A branch may have a result of an unknown rank, which `Tensor.set_shape` tells.
+    has_rank = tensor.shape.rank is not None or analysis.knows_dims(tensor)
+    if state.kind == "rows" and (has_rank or operation.outputs[0].shape.rank is None):
+        analysis.set_dims(operation.outputs[0], state, analysis.dims(tensor))
     return state
 
 

@@ -923,7 +923,7 @@ def _lists_of_others(ids, length):
     numbers = tf.ragged.range(1, words.row_lengths()).values
     single = tf.reshape(tf.as_string(ids), [-1, 1])
     return [
-        *(tf.gather(words.values, places)[:2] for places in read),
+        *(tf.gather(words.values, places) for places in read),
         raw.RaggedBincount(
             splits=words.row_splits, values=counted, size=4, weights=tf.zeros([0])
         ),
@@ -1070,6 +1070,7 @@ _OF_ENTRIES = {
         tf.reduce_sum(tf.tanh(rows), 1) for rows in (
             tf.RaggedTensor.from_tensor(x[:, :, 0], length - 2),
             tf.RaggedTensor.from_tensor(x, length),
+            tf.RaggedTensor.from_tensor(tf.nn.relu(x[:, :, 0]), padding=0.0),
             tf.RaggedTensor.from_tensor(x[:, 0]))
     ], 0, 1),
     "ragged with weights": (_of_ragged(lambda words: tf.math.bincount(
