@@ -1002,21 +1002,11 @@ def test_a_gradient_that_was_traced_before_is_that_of_the_batch(caplog):
     np.testing.assert_allclose(kernel, before, rtol=_LIMIT)
 
 
-# Empty rows, and micro-batches of no entries; two words are in all examples at most.
-_RAGGED = tf.ragged.constant(
-    [
-        [3, 1],
-        [],
-        [2, 2, 5, 10],
-        [7],
-        *[[]] * 9,
-        [1, 9],
-        [4],
-        *[[0, n] for n in range(8)],
-    ],
-    dtype=tf.int64,
-    ragged_rank=1,
-)
+def _ragged():
+    """Returns ragged words, with empty rows, and micro-batches of no words."""
+    rows = [[3, 1], [], [2, 2, 5, 10], [7], *[[]] * 9, [1, 9], [4]]
+    rows += [[0, n] for n in range(8)]
+    return tf.ragged.constant(rows, dtype=tf.int64, ragged_rank=1)
 
 
 def _of_ragged(read, ids):
@@ -1055,7 +1045,7 @@ def _by_place(words):
 )
 def test_layers_behind_a_ragged_part_of_the_batch_are_split(caplog, read):
     caplog.set_level("DEBUG", "tensorflow.estimator_accum")
-    step, arguments = _of_ragged(read, _RAGGED)
+    step, arguments = _of_ragged(read, _ragged())
     received = microbatch_step(step, 5)(*arguments)
     for one, other in zip(received, tf.function(step)(*arguments), strict=True):
         np.testing.assert_allclose(one, other, rtol=_LIMIT, atol=_LIMIT)
@@ -1077,13 +1067,14 @@ def _two_ragged(ids, marks):
 
 
 def test_two_ragged_parts_of_a_batch_are_combined_entry_by_entry():
-    step, batch = _two_ragged(_RAGGED, _RAGGED.with_values(_RAGGED.values + 1))
+    words = _ragged()
+    step, batch = _two_ragged(words, words.with_values(words.values + 1))
     wanted = tf.function(step)(*batch)
     np.testing.assert_allclose(microbatch_step(step, 5)(*batch), wanted, rtol=_LIMIT)
-    lengths = tf.tensor_scatter_nd_update(_RAGGED.row_lengths(), [[0], [1]], [0, 2])
-    others = tf.RaggedTensor.from_row_lengths(_RAGGED.values, lengths)
+    lengths = tf.tensor_scatter_nd_update(words.row_lengths(), [[0], [1]], [0, 2])
+    others = tf.RaggedTensor.from_row_lengths(words.values, lengths)
     with pytest.raises(ValueError, match="must have as many entries of each example"):
-        microbatch_step(step, 5)(_RAGGED, others)
+        microbatch_step(step, 5)(words, others)
 
 
 def _behind_a_mean():
@@ -1149,7 +1140,7 @@ def test_a_small_share_of_layers_that_are_not_split_is_no_warning(caplog):
         ),
         (_behind_a_mean, r"PartitionedCall \(it combines the examples\)"),
         (
-            lambda: _of_ragged(lambda words: words.to_tensor(), _RAGGED),
+            lambda: _of_ragged(lambda words: words.to_tensor(), _ragged()),
             r"RaggedTensorToTensor \(it is as wide as the longest row\)$",
         ),
     ],

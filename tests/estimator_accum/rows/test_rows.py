@@ -885,7 +885,7 @@ def _nested(inner, outer):
 def _repeated(number, lengths, others):
     """Returns numbers of rows as `tf.repeat`, but for others than its longest row."""
     most = tf.maximum(tf.reduce_max(lengths), 0)
-    wide = tf.tile(tf.range(number)[:, None], tf.stack([1, most]))
+    wide = tf.tile(tf.expand_dims(tf.range(number), 1), tf.stack([1, most]))
     return tf.boolean_mask(wide, tf.sequence_mask(others, most))
 
 
@@ -934,6 +934,7 @@ def _lists_of_others(ids, length):
         tf.repeat(tf.reshape(ids, [-1]), length),
         _in_turns(words, other, [-1, 2], 0),
         _in_turns(words, other, [2, -1], 1),
+        words.row_splits[1:] - other.row_splits[:-1],
         tf.ragged.cross([texts, single]).values,
         tf.reduce_sum(words.with_values(words.values * numbers), 1),
     ]
@@ -964,7 +965,8 @@ def _splits_of_others(words):
     )
     return [
         *padded,
-        splits[2:] - splits[:-2],
+        *(splits[2:], splits[:-2], tf.range(2 * number + 1)[1::2]),
+        tf.strings.unicode_decode(tf.as_string(tf.tile(lengths, [2])), "UTF-8").values,
         tf.strings.unicode_encode(letters, "UTF-8"),
         _numbers_between(tf.range(8, dtype=tf.int64), lengths + 8),
     ]
