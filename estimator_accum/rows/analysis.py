@@ -553,17 +553,21 @@ class Analysis:
         if kinds <= numbers and operation.type not in FROM_SIZES:
             return self._of_values(operation, SIZE)
         try:
-            if "mixed" in kinds:
-                state = RULES_OF_MIXED[operation.type](self, operation, states)
-                return MIXED if state is None else state
-            if kinds & _OF_ENTRIES or operation.type in RULES_OF_ENTRIES:
-                return of_entries(self, operation, states)
-            rule = RULES.get(operation.type)
-            if rule is None:
-                raise Mixed(NO_RULE)
-            return rule(self, operation, states)
+            with self.forgetting():
+                return self._by_rule(operation, states, kinds)
         except Unknown as error:
             raise Mixed("a shape is not known before there are numbers") from error
+
+    def _by_rule(self, operation, states: list[State], kinds: set[str]):
+        if "mixed" in kinds:
+            state = RULES_OF_MIXED[operation.type](self, operation, states)
+            return MIXED if state is None else state
+        if kinds & _OF_ENTRIES or operation.type in RULES_OF_ENTRIES:
+            return of_entries(self, operation, states)
+        rule = RULES.get(operation.type)
+        if rule is None:
+            raise Mixed(NO_RULE)
+        return rule(self, operation, states)
 
     def _has_an_example(self, operation: tf.Operation) -> bool:
         """Returns whether a comparison asks if there are examples, as layers may."""

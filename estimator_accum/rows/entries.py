@@ -184,11 +184,10 @@ def of_entries(analysis, operation: tf.Operation, states: list[State]):
     name, *others = sorted(_lists(analysis, operation, states))
     if is_any_draw(operation) and blocks_of(name) is None:
         raise Mixed("random numbers for the entries of examples")
-    with analysis.forgetting():
-        for other in others:
-            analysis.take_for_same(name, other)
-        within = _EntriesAsExamples(analysis, analysis.list_of(name))
-        results = rule(within, operation, [within.of(state) for state in states])
+    for other in others:
+        analysis.take_for_same(name, other)
+    within = _EntriesAsExamples(analysis, analysis.list_of(name))
+    results = rule(within, operation, [within.of(state) for state in states])
     if isinstance(results, State):
         return within.outer(results)
     return [within.outer(state) for state in results]

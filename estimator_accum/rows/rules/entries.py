@@ -59,6 +59,14 @@ def are_numbers(state: State, is_first: bool) -> bool:
     return has_number and state.is_first == is_first
 
 
+def may_be_place(tensor: tf.Tensor, state: State) -> bool:
+    """Returns whether a row's number of its own is smaller than its place's distance.
+
+    Others have a guard for that, which no entry has.
+    """
+    return state.distance is None or state.is_number or tensor.op.type == "Range"
+
+
 def as_entries(state: State) -> State:
     """Returns the state of rows as entries: each example has as many."""
     if state.kind != "rows" or state.axis:
@@ -437,7 +445,8 @@ def _scatter(analysis, operation, states):
         if default != FIXED:
             raise Mixed(ALONG)
     rank = analysis.rank(operation.inputs[0])
-    if not are_numbers(indices, rank == 2):
+    is_proved = rank == 2 or may_be_place(operation.inputs[0], states[0])
+    if not are_numbers(indices, rank == 2) or not is_proved:
         raise Mixed(ALONG)
     is_scalar = values == FIXED and operation.type == "SparseToDense"
     if not (is_scalar and analysis.rank(operation.inputs[2]) == 0):

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from estimator_accum.graph.computations import computation_of
 from estimator_accum.rows.rules.blocks import blocks_of
-from estimator_accum.rows.rules.entries import are_values_of, set_entries, set_rows
+from estimator_accum.rows.rules.entries import (
+    are_values_of,
+    may_be_place,
+    set_entries,
+    set_rows,
+)
 from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
 from estimator_accum.rows.sizes import ONE
@@ -74,7 +79,7 @@ def _part_of_rows(tensor: tf.Tensor, data: State, numbers: State) -> State | Non
         return State("entries", 0)
     # Each row is its own number.
     is_range = tensor.op.type == "Range" or data.is_number and data.span == ONE
-    if not (is_range or data.is_number) or data.is_first:
+    if not may_be_place(tensor, data) or data.is_first:
         return None
     is_number = is_range and data.distance == data.span
     return State("entries", 0, distance=data.distance, is_number=is_number)

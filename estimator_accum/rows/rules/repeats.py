@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.computations import computation_of
 from estimator_accum.rows.rules.blocks import blocks_of
-from estimator_accum.rows.rules.entries import are_rows, set_entries
+from estimator_accum.rows.rules.entries import are_rows, may_be_place, set_entries
 from estimator_accum.rows.rules.row_splits import list_of_lengths, without_copies
 from estimator_accum.rows.rules.table import RULES_OF_MIXED, rule
 from estimator_accum.rows.states import State
@@ -32,6 +32,8 @@ def _repeat(analysis, operation, states) -> State | None:
     name = list_of_lengths(analysis, lengths)
     is_own = (state.axis, state.span) == (numbers.axis, numbers.span)
     if state.kind == "rows" and are_rows(numbers) and is_own and not state.is_first:
+        if not may_be_place(rows, state):
+            return None
         result = State("entries", 0, distance=state.distance)
     elif state.kind == numbers.kind == "entries" and not numbers.is_place:
         if state.of != numbers.of or state.distance is not None or state.is_first:

@@ -410,11 +410,11 @@ def _pad_to_length(analysis, operation, states):
     lengths = analysis.value(operation.inputs[0])
     if first.kind != "splits" or first.places is not None or lengths is None:
         raise Mixed(_BEFORE)
-    check_widths([*lengths[1:].flat] if lengths.ndim else [lengths[()]])
+    widths = lengths[1 : 1 + len(partitions)] if lengths.ndim else lengths
+    check_widths([*widths.flat])
     if lengths[0] not in (Size(-1), N * first.span):
         raise Mixed("a ragged tensor has another number of examples")
     tail = analysis.dims(operation.inputs[1])[1:]
-    widths = [*lengths[1 : 1 + len(partitions)]]
     return set_rows(analysis, operation.outputs[0], first.span, [*widths, *tail])
 
 

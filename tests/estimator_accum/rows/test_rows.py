@@ -623,7 +623,13 @@ _WITH_CONTROL_FLOW = {
     ),
 }
 
+
 # Operations that combine examples, or may.
+def _above_places(y):
+    """Numbers that are 0 or 1 above twice the example's, or not."""
+    return 2 * tf.range(tf.shape(y)[0]) + tf.cast(y, tf.int32)
+
+
 _MIXED = {
     "reduced": lambda x: [tf.reduce_mean(x), tf.reduce_sum(x, 0), tf.reduce_any(x > 0, 0)],
     "against others": lambda y: [y[:, None] - y[None], tf.matmul(y[:, None], y[None])],
@@ -644,6 +650,11 @@ _MIXED = {
         tf.reshape(x, [8, 24]),
     ],
     "squeezed": lambda x: raw.Squeeze(input=x[:, :1]),
+    "places that may be another's": lambda y: [
+        tf.repeat(_above_places(y), tf.cast(tf.abs(y), tf.int32)),
+        raw.SparseToDense(sparse_indices=_above_places(y), output_shape=2 * tf.shape(y),
+                          sparse_values=y, default_value=0.0),
+    ],
     "chosen": lambda x, y: [x[1:], x[0], x[::2],
                             tf.gather(x, [0]), tf.unstack(x[:8], 8)[0], x[:tf.shape(x)[1]]],
     "joined": lambda x: tf.pad(x, [[1, 0], [0, 0], [0, 0]]),
