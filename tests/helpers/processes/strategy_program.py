@@ -47,7 +47,7 @@ from estimator_accum.compat import enable_estimator
 from estimator_accum.keras import AccumulationCallback, accumulate, microbatch
 from tests.helpers.models import of_replicas
 from tests.helpers.models.keras_kinds import Kind, dense_data, sparse_data
-from tests.helpers.processes import running
+from tests.helpers.processes import programs, running
 
 v1 = tf.compat.v1
 _EXAMPLES = 96
@@ -458,7 +458,9 @@ def _record_reductions(methods=_OF_LIBRARY) -> list[str]:
 
 if __name__ == "__main__":
     way, kind_of_strategy, folder_of_run, *words = sys.argv[1:]
-    if way not in ("keras", "step", "steps"):
+    if way in ("keras", "step", "steps"):
+        programs.optimize_functions(False)
+    else:
         enable_estimator()
     ways = {
         "estimator": _regress,
