@@ -55,7 +55,13 @@ def pytest_configure(config):
 def pytest_collection_finish():
     """Leaves imported modules out of each collection of garbage."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # a graph is thousands of objects that stay
     gc.enable()
+
+
+def pytest_unconfigure():
+    """Leaves all objects out of the collections at the end of the process."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
