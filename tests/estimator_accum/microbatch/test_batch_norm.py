@@ -454,6 +454,18 @@ def _masked():
     return call
 
 
+def _masked_by_hand():
+    moving = tf.Variable(tf.zeros(3, tf.float64))
+
+    def call(x):
+        mask = tf.cast(x[:, :1] > 0, x.dtype)
+        mean = tf.reduce_sum(mask * x, 0) / 8
+        moving.assign(mean)
+        return (x - mean) / tf.sqrt(tf.reduce_sum(mask * (x - mean) ** 2, 0) / 8)
+
+    return call
+
+
 def _of_several_examples():
     norm = _Norm(False)
     return lambda x: norm(x - tf.reduce_mean(x, 0))
@@ -474,6 +486,7 @@ def _in_a_function():
         (_renormalized, "corrects by moving averages"),
         (_synchronized, "part of others, as if masked or synchronized"),
         (_masked, "part of others, as if masked or synchronized"),
+        (_masked_by_hand, "part of others, as if masked or synchronized"),
         (_of_several_examples, "whose values are not computed for each example"),
         (_in_a_function, "inside of a function, branch or loop"),
     ],
