@@ -91,14 +91,14 @@ def _list_of_moved(analysis, tensor, before, lists: list[str], span: Size):
     return _list_of_splits(analysis, ends, "ends", span)
 
 
-def _are_in_turns(analysis, rows: tf.Tensor, number: int, each: Size) -> bool:
+def _are_in_turns(analysis, rows: tf.Tensor, number: int, length: Size) -> bool:
     """Returns whether rows of several lists are read in turns, the first of each first.
 
     Args:
         analysis: The analysis.
         rows: Numbers of the rows.
         number: Number of lists.
-        each: Number of rows in each list.
+        length: Number of rows in each list.
     """
     operations = [rows.op]
     for _ in range(3):
@@ -120,6 +120,6 @@ def _are_in_turns(analysis, rows: tf.Tensor, number: int, each: Size) -> bool:
     is_known = not any(value is None for value in (start, limit, step))
     return is_known and [start[()], limit[()], step[()]] == [
         Size(0),
-        each * Size(number),
+        length * Size(number),
         Size(1),
     ]
