@@ -17,7 +17,9 @@ _PYTHON = """#!/bin/sh
 case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
     "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv {version}" >>"$log" ;;
-    "-m pip") echo "pip {version}" >>"$log"; exit "${{PIP_CODE:-0}}" ;;
+    "-m pip") echo "pip {version}" >>"$log"
+        [ "${{NO_PIP:-}}" != {version} ] || exit 3
+        exit "${{PIP_CODE:-0}}" ;;
     *changed_tests.py*) echo "tests/a.py tests/b.py $2" ;;
     "-m pytest") echo "pytest {version} $*" >>"$log"; exit "${{PYTEST_CODE:-0}}" ;;
     "-c "* | "-m "*) ;;
@@ -144,6 +146,15 @@ def test_ci_runs_all_though_one_fails_and_passes_its_code_through(run):
     assert re.fullmatch(
         "pytest 3.12 .*=10 --without-daily -m not once -k window", second
     )
+
+
+def test_ci_runs_the_first_tests_though_the_second_environment_fails(run):
+    line = "mkdir -p tests/estimator_accum; NO_PIP=3.12 .ci/run"
+    code, said, log = run(_BOTH, line)
+    assert (code, said) == (1, "failed on Python 3.12")
+    assert "--without-daily" in log and "pytest 3.12" not in log
+    code, _, log = run(_BOTH, "rm -rf .venv*; NO_PIP=3.11 .ci/run")
+    assert code == 1 and "--without-daily" not in log
 
 
 class _Row:
