@@ -261,6 +261,8 @@ def _pad_to_length(analysis, operation, states):
     if not are_numbers(numbers, False) or not are_values_of(values, numbers.of):
         raise Mixed(ALONG)
     lengths, rows = map(analysis.value, (operation.inputs[0], operation.inputs[3]))
+    if lengths is not None and not lengths.ndim:
+        check_widths([lengths[()]])
     if lengths is None or lengths.ndim != 1 or shape.kind not in ("fixed", "sizes"):
         raise Mixed("a shape that is not known before there are numbers")
     number = N * numbers.distance

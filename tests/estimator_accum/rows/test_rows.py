@@ -1172,8 +1172,11 @@ _MIXED |= {
             tf.gather(words.values, words.row_splits[:-1]))
     ] + [tf.cast(words.row_splits[1:], tf.float32), tf.reduce_sum(words[1:], 1)]),
     "ragged rows as wide as the longest": _of_ragged(lambda words: [
-        words.to_tensor(), *(raw.RaggedTensorToTensor(
-            shape=tf.stack([-1, width]), values=words.values, default_value=words.nrows() * 0,
+        words.to_tensor(), tf.RaggedTensor.from_row_splits(
+            words.values, words.row_splits, validate=False).to_tensor(),
+        *(raw.RaggedTensorToTensor(
+            shape=tf.stack([-1, width]), values=words.values,
+            default_value=tf.constant(0, tf.int64),
             row_partition_tensors=[words.row_splits], row_partition_types=["ROW_SPLITS"])
             for width in (tf.size(words.values), v1.get_variable("width", [], tf.int32)))]),
     "lists of other ragged rows": lambda ids, length: _lists_of_others(ids, length),
