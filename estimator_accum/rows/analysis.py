@@ -292,6 +292,9 @@ class Analysis:
                     return False
             elif first.op.type != "SparseReorder":
                 states = [self._states.get(t.ref(), FIXED) for t in first.op.inputs]
+                if MIXED in states:  # as of rows that are repeated
+                    needed = [t for op in data_ancestors([first.op]) for t in op.inputs]
+                    states = [self._states.get(t.ref(), FIXED) for t in needed]
                 waiting += [state.of for state in states if state.kind in _OF_LISTS]
         return True
 

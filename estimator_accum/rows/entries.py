@@ -7,6 +7,7 @@ their own in `rules/entries.py`.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -32,6 +33,8 @@ from estimator_accum.rows.states import (
 )
 
 _ROWS = State("rows", 0)
+# The name of a length of a sparse tensor, which is no list; the longest row decides it.
+_WIDTH = re.compile(r".*:(width|axis\d+)")
 
 
 class _EntriesAsExamples:
@@ -201,6 +204,8 @@ def _lists(analysis, operation: tf.Operation, states: list[State]) -> set[str]:
             value = [*_known(analysis.value(tensor))]
             if any(count(name).rows is not None for name in lists_of(value)):
                 raise Mixed("one row more than there are")
+            if any(map(_WIDTH.fullmatch, lists_of(value))):
+                raise Mixed("as many as the longest row has, of no example")
             names |= lists_of(value)
     if not names:
         raise Mixed("a number of entries that is not known")

@@ -1181,6 +1181,10 @@ _MIXED |= {
             for width in (tf.size(words.values), v1.get_variable("width", [], tf.int32)))]),
     "lists of other ragged rows": lambda ids, length: _lists_of_others(ids, length),
     "row splits of other rows": _of_ragged(lambda words: _splits_of_others(words)),
+    "as many as the longest row has": lambda texts, ids: [
+        tf.fill(sparse.dense_shape[1:], 1.0) for sparse in (
+            v1.string_split(texts[:, 0]), _ragged(ids)[0].to_sparse(),
+            tf.sparse.concat(1, [v1.string_split(texts[:, 0])] * 2))],
     "padded words": _of_ragged(lambda words: tf.strings.ngrams(
         tf.as_string(words), 2, pad_values="_").to_tensor(shape=[None, 3])),
     "as wide as the longest": lambda texts: [
@@ -1274,10 +1278,12 @@ def test_values_that_are_listed_once_are_not_in_the_order_of_examples():
         once = tf.unique(values)[0]
         some = tf.boolean_mask(once, once > 1)
         views = tf.concat([ids, ids], 0)
+        repeated = [tf.repeat(words, words) for words in (values, once)]
         analysis = Analysis([ids])
-        analysis.analyze([values, once, some, views])
-        assert analysis.is_in_order(values)
-        assert not any(map(analysis.is_in_order, (once, some, views)))
+        analysis.analyze([values, once, some, views, *repeated])
+        assert {analysis.state(words).kind for words in repeated} == {"entries"}
+        assert all(map(analysis.is_in_order, (values, repeated[0])))
+        assert not any(map(analysis.is_in_order, (once, some, views, repeated[1])))
 
 
 @pytest.mark.usefixtures("control_flow")
