@@ -98,7 +98,7 @@ def _are_in_turns(analysis, rows: tf.Tensor, number: int, length: Size) -> bool:
         analysis: The analysis.
         rows: Numbers of the rows.
         number: Number of lists.
-        length: Number of rows in each list.
+        length: Number of rows of each list.
     """
     operations = [rows.op]
     for _ in range(3):
