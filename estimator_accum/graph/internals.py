@@ -229,7 +229,8 @@ class _LazyShape(tf.TensorShape):
         dims = self._partial[key]
         if isinstance(key, slice):
             return super().__getitem__(key) if None in dims else tf.TensorShape(dims)
-        return self._infer().as_list()[key] if dims is None else dims
+        # A Dimension in code of TensorFlow 1, which reads its `value`.
+        return tf.TensorShape([self._infer()[key] if dims is None else dims])[0]
 
 
 def lazy_shape(shape: tf.TensorShape, infer: Callable) -> tf.TensorShape:

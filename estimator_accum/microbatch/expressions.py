@@ -121,7 +121,7 @@ class Expressions:
         self._unread = []  # the ends of TensorFlow 1's loops
         self._before = {}  # number and shape by that of a reshaped result
         parts = list(parts)
-        self._examples = {shape[0] for _, shape in parts if shape.rank}
+        self._examples = {shape.as_list()[0] for _, shape in parts if shape.rank}
         with self._graph.as_default():
             self._copies = {
                 tensor.ref(): self._input(tensor, shape, "part", i)
@@ -275,7 +275,7 @@ class Expressions:
         """Returns a shape without sizes of which one is that of None in the other graph."""
         if shape.rank is None:
             return shape
-        sizes = [None if size in self._examples else size for size in shape]
+        sizes = [None if n in self._examples else n for n in shape.as_list()]
         return tf.TensorShape(sizes)
 
     def _simplified(

@@ -79,8 +79,9 @@ class StaticSizes:
             self._has_rank &= whole.shape.rank is not None
             if whole.shape.rank == 0:
                 continue
-            # Without one, there is none to infer.
-            self.has_rows |= bool(whole.shape.rank) and whole.shape[0] is not None
+            # Without one, there is none to infer. `shape[0]` may be a Dimension.
+            has_rank = bool(whole.shape.rank)
+            self.has_rows |= has_rank and whole.shape.as_list()[0] is not None
             self._wholes.append(whole.shape)
             pairs = [tf.nest.flatten(x, expand_composites=True) for x in (value, whole)]
             for part, unsplit in [(value, whole), *zip(*pairs, strict=True)]:
@@ -95,7 +96,7 @@ class StaticSizes:
         """
         slices = [part.sliced for part in parts if part.has_rows]
         shapes = [self._parts.get(tensor.ref()) for tensor in slices]
-        numbers = {shape[0] if shape and shape.rank else None for shape in shapes}
+        numbers = {s.as_list()[0] if s is not None and s.rank else None for s in shapes}
         return numbers.pop() if len(numbers) == 1 else None
 
     @contextlib.contextmanager
@@ -200,7 +201,7 @@ class StaticSizes:
             ValueError: If it has a number of examples that is not known.
         """
         before = _of_micro_batch(tensor)
-        sets_rows = before[0] is None and shape[0] is not None
+        sets_rows = _gets_number(before, shape)
         if not sets_rows and not self.has_rows:
             return shape
         unsplit = self._inferred(tensor)
@@ -215,7 +216,7 @@ class StaticSizes:
         else:
             _originals[_SET_SHAPE](self._copies.of(tensor), shape)
         unsplit.assert_is_compatible_with(shape)
-        if sets_rows and unsplit[0] is None and self._is_of_batch(tensor):
+        if sets_rows and unsplit.as_list()[0] is None and self._is_of_batch(tensor):
             raise ValueError(
                 "The static number of examples must not be set, which micro-batches do "
                 f"not have. Received: the shape {shape} for {tensor.name}. Set None "
@@ -238,7 +239,7 @@ class StaticSizes:
             return shape
         are_read = self.are_read
         with contextlib.suppress(ValueError):  # it cannot be inferred
-            if self.of(tensor)[0] == shape[0]:
+            if self.of(tensor).as_list()[0] == shape.as_list()[0]:
                 return tf.TensorShape([None, *shape[1:]])
         self.are_read = are_read
         return shape
@@ -418,9 +419,14 @@ def _set_shape(tensor: tf.Tensor, shape) -> None:
         sizes = None if before.is_fully_defined() else _sizes_around()
         if sizes is not None and is_shape_read_outside():
             shape = sizes.set_to(tensor, shape)
-        elif sizes is not None and before[0] is None and shape[0] is not None:
+        elif sizes is not None and _gets_number(before, shape):
             shape = sizes.without_number(tensor, shape)  # a layer had it of its input
     _originals[_SET_SHAPE](tensor, shape)
+
+
+def _gets_number(before: tf.TensorShape, shape: tf.TensorShape) -> bool:
+    """Returns whether a shape has a number of rows, which was None before."""
+    return before.as_list()[0] is None and shape.as_list()[0] is not None
 
 
 def _sizes_around() -> StaticSizes | None:

@@ -399,6 +399,32 @@ def _batches_without_static_size():
     return tf.data.Dataset.from_tensor_slices(_BATCH).batch(8)
 
 
+@pytest.fixture
+def dimensions():
+    """Makes sizes TensorFlow 1's `Dimension`s, as under --v1."""
+    v1.disable_v2_tensorshape()
+    yield
+    v1.enable_v2_tensorshape()
+
+
+@pytest.mark.usefixtures("dimensions")
+def test_a_model_fn_reads_dimensions_in_code_of_tensorflow_1():
+    read = []
+
+    def model_fn(features, labels, mode):
+        rows, width = features.shape[0].value, features.shape[-1].value
+        read.append((rows, width))
+        x = tf.reshape(features, [rows or tf.shape(features)[0], width])
+        kernel = v1.get_variable("kernel", [width, 1], tf.float64)
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) - labels))
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=_by_plain_optimizer(loss)
+        )
+
+    build(model_fn, _BATCH)
+    assert read[-1] == (None, 3) and (8, 3) in read
+
+
 def test_a_batch_of_unknown_size_has_no_static_size_in_plain_training_either():
     model_fn = _model_fn(lambda e, x, n: tf.reduce_mean(e) / n)
     build(model_fn, _batches_without_static_size)
