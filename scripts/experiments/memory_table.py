@@ -5,7 +5,7 @@
 
 Trains each model on batches of one size: with the plain Estimator, or the plain model of
 Keras, and unchanged inside `microbatch_model_fn` or `microbatch`. Each run has its own
-process. Memory is the peak of the model: all tensors that are alive at the same time,
+process. Models of feature columns, texts and lists are those of share_table.py. Memory is the peak of the model: all tensors that are alive at the same time,
 variables included, as TensorFlow's best-fit allocator counts them. Prints a Markdown
 table [MB].
 """
@@ -47,6 +47,17 @@ _MODELS = {  # name: (row of the table, examples of a batch, shape of an example
         [28, 28, 1],
     ),
     "keras": ("convolutional net of Keras, batches of 512", 512, None),
+}
+_OF_SHARE_TABLE = {  # examples of a batch
+    **dict.fromkeys(("DNNClassifier", "LinearClassifier"), 8192),
+    **dict.fromkeys(("DNNLinearCombinedClassifier", "DeepFM", "two towers"), 8192),
+    **dict.fromkeys(("wide and deep of the census", "listwise ranking"), 8192),
+    "tagger with a CRF": 4096,
+    "BERT": 256,
+}
+_MODELS |= {
+    model: (f"{model}, batches of {number:,}", number, None)
+    for model, number in _OF_SHARE_TABLE.items()
 }
 
 
@@ -113,7 +124,9 @@ def _measure(model: str, micro_batches: int) -> float:
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
     labels = np.arange(batch_size) % 2
-    if model == "columns":
+    if model in _OF_SHARE_TABLE:
+        model_fn, features, labels = share_table.MODELS[model](batch_size)
+    elif model == "columns":
         features, _ = share_table.people(batch_size)
     elif model == "words":
         features = np.random.default_rng(0).integers(0, _WORDS, [batch_size, 128])
@@ -123,7 +136,7 @@ def _measure(model: str, micro_batches: int) -> float:
 
     def input_fn():
         dataset = tf.data.Dataset.from_tensors((features, labels)).repeat()
-        return dataset.unbatch().batch(batch_size)  # of any number of examples
+        return dataset.rebatch(batch_size)  # of any number of examples
 
     if micro_batches:
         batch_norm = "micro_batch" if model == "residual-apart" else "batch"

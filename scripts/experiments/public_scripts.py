@@ -11,7 +11,8 @@ small model and made-up data, without dropout. Prints a Markdown table; a differ
 
     max |split - whole| / max |whole|
 
-of one weight, and the largest is shown. Weights whose gradient is zero but for rounding
+of one weight, and the largest is shown. "unsplit" is the share of the activations that
+is computed on the whole batch. Weights whose gradient is zero but for rounding
 are left out. Exit code 1 if a script fails, or a difference is above 2e-5.
 
 With --errors=N memory runs out N times in all, in four scripts: at the begin or end of
@@ -246,7 +247,7 @@ def compare(flags: argparse.Namespace) -> int:
     versions = f"TensorFlow {importlib.metadata.version('tensorflow')}, Python "
     print(f"{versions}{platform.python_version()}, {datetime.date.today()}\n")
     if flags.errors is None:
-        head = ["script", "optimizer", "in 4", "in reverse", "verdict"]
+        head = ["script", "optimizer", "in 4", "in reverse", "unsplit", "verdict"]
         rows = [_difference_row(name, work_dir) for name in names]
     else:
         head = ["script", "errors of memory", "same weights", "verdict"]
@@ -319,12 +320,14 @@ def _difference_row(name: str, work_dir: pathlib.Path) -> list[str]:
     cut = _run(name, folder, "cut", "--micro_batches=4")
     reverse = _run(name, folder, "reverse", driver_flags=["--in_reverse"])
     if whole is None or cut is None or reverse is None:
-        return [*row, "-", "-", "no"]
+        return [*row, "-", "-", "-", "no"]
     ours, theirs = (
         largest_difference(run, whole, project.left_out) for run in (cut, reverse)
     )
     is_good = ours <= _BOUND and cut["steps"] == whole["steps"] == _UPDATES
-    return [*row, f"{ours:.1e}", f"{theirs:.1e}", "yes" if is_good else "no"]
+    shares = re.findall(r"([\d.]+)% of the activations", _log(folder, "cut"))
+    share = f"{shares[-1]} %" if shares else "-"
+    return [*row, f"{ours:.1e}", f"{theirs:.1e}", share, "yes" if is_good else "no"]
 
 
 def _errors_row(name: str, work_dir: pathlib.Path, errors: int) -> list[str]:

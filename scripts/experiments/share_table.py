@@ -17,6 +17,7 @@ examples may have any share.
 import argparse
 import logging
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -32,17 +33,24 @@ from estimator_accum.programs.program import quiet_import
 with quiet_import(sys.argv[1:]):
     import tensorflow as tf
 
+    from bert_finetune import modeling
+    from bert_finetune.bert_config import BertConfig
     from estimator_accum import microbatch_model_fn
     from estimator_accum.compat import enable_estimator
-    from estimator_accum.compat.v1 import _crf as crf
+    from scripts.experiments import census
 
     enable_estimator()
+    from estimator_accum.compat.v1 import _crf as crf  # whose base class Keras 3 lacks
 
 v1, columns = tf.compat.v1, tf.feature_column
 _UPDATES, _BATCH, _MICRO_BATCHES = 5, 32, 4
+_ROWS = _UPDATES * _BATCH
 _BOUND, _LARGEST_SHARE = 2e-5, 5.0
+# Attention's weights do not change when all scores of a query grow by one number.
+_HAS_NO_GRADIENT = re.compile("key/bias")
 _JOBS, _TOWNS = list("abcdefgh"), 50
-MODELS = {}  # name -> function that returns (estimator's model_fn, features, labels)
+# name -> function of a number of rows, which returns (model_fn, features, labels)
+MODELS = {}
 
 
 def _model(name: str):
@@ -53,7 +61,7 @@ def _model(name: str):
     return add
 
 
-def people(number: int = 160) -> tuple[dict, np.ndarray]:
+def people(number: int) -> tuple[dict, np.ndarray]:
     """Returns made-up rows with the kinds of columns of the census."""
     random = np.random.default_rng(0)
     features = {
@@ -89,26 +97,37 @@ def deep_columns() -> list:
 
 
 @_model("DNNClassifier")
-def _dnn():
+def _dnn(number: int):
     estimator = tf.estimator.DNNClassifier([64, 64], deep_columns(), optimizer=_adam)
-    return estimator.model_fn, *people()
+    return estimator.model_fn, *people(number)
 
 
 @_model("LinearClassifier")
-def _linear():
+def _linear(number: int):
     estimator = tf.estimator.LinearClassifier(_wide())
-    return estimator.model_fn, *people()
+    return estimator.model_fn, *people(number)
 
 
 @_model("DNNLinearCombinedClassifier")
-def _wide_and_deep():
+def _wide_and_deep(number: int):
     estimator = tf.estimator.DNNLinearCombinedClassifier(
         linear_feature_columns=_wide(),
         dnn_feature_columns=deep_columns(),
         dnn_hidden_units=[64, 32],
         dnn_optimizer=_adam,
     )
-    return estimator.model_fn, *people()
+    return estimator.model_fn, *people(number)
+
+
+@_model("wide and deep of the census")
+def _census(number: int):
+    estimator = tf.estimator.DNNLinearCombinedClassifier(
+        linear_feature_columns=census.wide(),
+        dnn_feature_columns=census.deep(),
+        dnn_hidden_units=[1024, 512, 256],
+        dnn_optimizer=_adam,
+    )
+    return estimator.model_fn, *census.rows(number)
 
 
 def _adam():
@@ -117,13 +136,13 @@ def _adam():
     return v1.train.AdamOptimizer(0.01)
 
 
-def _minimized(loss: tf.Tensor, mode: str):
-    train_op = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+def _minimized(loss: tf.Tensor, mode: str, rate: float = 0.01):
+    train_op = v1.train.AdamOptimizer(rate).minimize(loss, v1.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
 @_model("DeepFM")
-def _deep_fm():
+def _deep_fm(number: int):
     """First-order terms, products of pairs of embeddings, and a network."""
 
     def model_fn(features, labels, mode):
@@ -138,11 +157,11 @@ def _deep_fm():
         logits += v1.layers.dense(hidden, 1)
         return _minimized(v1.losses.sigmoid_cross_entropy(labels, logits), mode)
 
-    return model_fn, *people()
+    return model_fn, *people(number)
 
 
 @_model("two towers")
-def _two_towers():
+def _two_towers(number: int):
     def model_fn(features, labels, mode):
         identity = columns.categorical_column_with_identity
         item, bought = v1.feature_column.shared_embedding_columns(
@@ -155,15 +174,15 @@ def _two_towers():
         scores = tf.reduce_sum(tf.multiply(*towers), 1, keepdims=True)
         return _minimized(v1.losses.sigmoid_cross_entropy(labels, scores), mode)
 
-    return model_fn, *people()
+    return model_fn, *people(number)
 
 
 @_model("listwise ranking")
-def _ranking():
+def _ranking(number: int):
     """Scores of lists of items, by tf.nn.softmax over a list, as TF-Ranking."""
     random = np.random.default_rng(1)
-    features = {"items": random.normal(size=[160, 6, 10]).astype(np.float32)}
-    gains = random.dirichlet(np.ones(6), 160).astype(np.float32)
+    features = {"items": random.normal(size=[number, 6, 10]).astype(np.float32)}
+    gains = random.dirichlet(np.ones(6), number).astype(np.float32)
 
     def model_fn(features, labels, mode):
         hidden = v1.layers.dense(features["items"], 32, tf.nn.relu)
@@ -175,13 +194,13 @@ def _ranking():
 
 
 @_model("tagger with a CRF")
-def _tagger():
+def _tagger(number: int):
     random = np.random.default_rng(2)
     features = {
-        "ids": random.integers(0, 50, [160, 9]),
-        "length": random.integers(1, 10, [160]),
+        "ids": random.integers(0, 50, [number, 9]),
+        "length": random.integers(1, 10, [number]),
     }
-    tags = random.integers(0, 4, [160, 9])
+    tags = random.integers(0, 4, [number, 9])
 
     def model_fn(features, labels, mode):
         table = v1.get_variable("table", [50, 16])
@@ -191,6 +210,30 @@ def _tagger():
         return _minimized(-tf.reduce_mean(likelihood), mode)
 
     return model_fn, features, tags
+
+
+@_model("BERT")
+def _bert(number: int):
+    """Two layers of BERT's encoder and its classifier, without dropout."""
+    config = BertConfig(1000, 64, 2, 4, 256)
+    random = np.random.default_rng(3)
+    ids = random.integers(1, 1000, [number, 32], np.int32)
+    lengths = random.integers(8, 33, [number, 1])
+    mask = (np.arange(32) < lengths).astype(np.int32)
+    features = {"ids": ids * mask, "mask": mask, "segments": np.zeros_like(ids)}
+
+    def model_fn(features, labels, mode):
+        pooled = modeling.encode(
+            config,
+            *(features[name] for name in ("ids", "mask", "segments")),
+            is_training=False,
+            is_packed=False,
+        ).pooled
+        logits = modeling.classifier_logits(pooled, 2, is_training=False)
+        loss = v1.losses.sparse_softmax_cross_entropy(labels, logits)
+        return _minimized(loss, mode, 1e-4)
+
+    return model_fn, features, random.integers(0, 2, [number])
 
 
 class _Share(logging.Handler):
@@ -226,14 +269,14 @@ def _difference(ours: dict, theirs: dict) -> float:
     return max(
         float(np.max(np.abs(ours[name] - value)) / max(np.max(np.abs(value)), 1e-12))
         for name, value in theirs.items()
-        if value.dtype.kind == "f"
+        if value.dtype.kind == "f" and not _HAS_NO_GRADIENT.search(name)
     )
 
 
 def measure(name: str) -> tuple[float, float]:
     """Returns the share [%] and the largest relative difference of a model."""
     logger, share = logging.getLogger("tensorflow.estimator_accum"), _Share()
-    model_fn, *data = MODELS[name]()
+    model_fn, *data = MODELS[name](_ROWS)
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = f"{folder}/ours", f"{folder}/theirs"
         _train(model_fn, theirs, *data, 1)  # both begin with the same weights

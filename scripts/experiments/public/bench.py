@@ -10,6 +10,7 @@ them; each writes its last weights. Nothing in the script's text changes.
 import argparse
 import functools
 import inspect
+import logging
 import pathlib
 import random
 import runpy
@@ -30,7 +31,7 @@ _PLACES = ("begin", "end")  # of a micro-batch
 
 
 def read_flags() -> argparse.Namespace:
-    """Reads the driver's flags, and makes its output folder."""
+    """Reads the driver's flags, makes its output folder, and has all be logged."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
     parser.add_argument("--first_weights", type=pathlib.Path, required=True)
@@ -41,6 +42,9 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--in_reverse", action="store_true")
     flags = parser.parse_args()
     flags.output_dir.mkdir(parents=True, exist_ok=True)
+    logger = logging.getLogger("tensorflow.estimator_accum")
+    logger.setLevel(logging.DEBUG)  # with the share that is computed on the whole batch
+    logger.addHandler(logging.StreamHandler())
     return flags
 
 
