@@ -5,7 +5,21 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from estimator_accum.graph.internals import COLOCATION, set_input
+from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import control_inputs_of
+
+_CHANGED = "_estimator_accum_changed"  # attribute of a graph
+
+
+def changed_operations(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns the operations of which `change_input` was called, in that order."""
+    return value_of_graph(graph, _CHANGED, [])
+
+
+def change_input(operation: tf.Operation, number: int, tensor: tf.Tensor) -> None:
+    """Changes one input of an operation, which analyses of the graph take note of."""
+    set_input(operation, number, tensor)
+    changed_operations(operation.graph).append(operation)
 
 
 def replace(
@@ -15,7 +29,7 @@ def replace(
     for consumer in tensor.consumers() if readers is None else readers:
         for i, read in enumerate(consumer.inputs):
             if read.name == tensor.name:
-                set_input(consumer, i, other)
+                change_input(consumer, i, other)
 
 
 def define(

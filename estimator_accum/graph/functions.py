@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.internals import (
     OWN_GRADIENT,
+    attribute_types,
     captures_of,
     function_of,
     functions_in,
@@ -30,14 +31,15 @@ def library_of_functions(graph: tf.Graph | None = None) -> dict:
 
 def functions_of(node) -> list[str]:
     """Returns names of the functions that an operation or node calls, e.g. branches."""
+    if isinstance(node, tf.Operation) and not _may_call(node.type):
+        return []
     return [name for _, name in functions_by_attribute(node)]
 
 
 def functions_by_attribute(node) -> list[tuple[str, str]]:
     """Returns (attribute, name) of the functions that an operation or node calls."""
     if isinstance(node, tf.Operation):
-        kinds = {attribute.type for attribute in node.op_def.attr}
-        if kinds.isdisjoint({"func", "list(func)"}):
+        if not _may_call(node.type):
             return []  # without its node, a copy of all numbers of a constant
         node = node.node_def
     attributes, pairs = node.attr, []
@@ -46,6 +48,13 @@ def functions_by_attribute(node) -> list[tuple[str, str]]:
         pairs += [(key, value.func.name)] if value.HasField("func") else []
         pairs += [(key, function.name) for function in value.list.func]
     return pairs
+
+
+@functools.cache
+def _may_call(kind: str) -> bool:
+    """Returns whether operations of a type may have functions, as those of no type may."""
+    kinds = attribute_types(kind)
+    return kinds is None or not kinds.isdisjoint({"func", "list(func)"})
 
 
 def graph_called(operation, name: str, tensors, results: int) -> tf.Graph:
@@ -119,11 +128,13 @@ def called_by(names: Iterable[str], library: dict) -> list[str]:
     """Returns names of functions, and of those that they call; see `nodes_of`."""
 
     def called(name: str) -> list[str]:
-        nodes = library[name].node_def if name in library else ()
+        nodes = library[name].node_def
         # A function of TensorFlow 1 is called by its name.
-        return [other for node in nodes for other in (*functions_of(node), node.op)]
+        others = (o for node in nodes for o in (*functions_of(node), node.op))
+        return [other for other in others if other in library]
 
-    return [name for name in walk(names, called) if name in library]
+    starts = [name for name in names if name in library]
+    return [*walk(starts, called)] if starts else []
 
 
 def all_nodes(operations: Iterable[tf.Operation]) -> list:
@@ -137,8 +148,8 @@ def kinds_in(node, library: dict) -> set[str]:
     """Returns the types of an operation or node, and of those in functions it calls."""
     kind = node.type if isinstance(node, tf.Operation) else node.op
     # A function of TensorFlow 1 is called by its name.
-    called = nodes_of([*functions_of(node), kind], library)
-    return {kind, *(inner.op for inner in called)}
+    called = called_by([*functions_of(node), kind], library)
+    return {kind, *(inner.op for name in called for inner in library[name].node_def)}
 
 
 def has_half_precision(operations: Iterable[tf.Operation]) -> bool:

@@ -107,6 +107,12 @@ def is_stateful(kind: str) -> bool | None:
     return None if definition is None else definition.is_stateful
 
 
+def attribute_types(kind: str) -> set[str] | None:
+    """Returns its attributes' types. If renamed, functions of operations are not seen."""
+    definition = op_def_registry.get(kind)
+    return None if definition is None else {a.type for a in definition.attr}
+
+
 def python_function_of(operation: tf.Operation) -> Callable | None:
     """Returns the function that Python computes. If renamed, sizes stay unread."""
     function = script_ops._py_funcs.get(operation.get_attr("token").decode())

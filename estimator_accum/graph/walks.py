@@ -10,18 +10,21 @@ from estimator_accum.graph.internals import captures_of, control_outputs
 
 def ancestors(
     operations: Iterable[tf.Operation],
-    where: Callable[[tf.Operation], bool] = lambda operation: True,
+    where: Callable[[tf.Operation], bool] | None = None,
 ) -> dict[tf.Operation, tf.Operation | None]:
     """Maps `operations` to None, and their ancestors to an operation that needs them.
 
     Args:
         operations: Operations.
-        where: Condition on the others; the search stops at one that fails it.
+        where: Condition on the others; the search stops at one that fails it. None means
+            all of them.
     """
 
     def needed(operation: tf.Operation) -> list[tf.Operation]:
-        others = (*(t.op for t in operation.inputs), *control_inputs_of(operation))
-        return [other for other in others if where(other)]
+        others = [tensor.op for tensor in operation.inputs]
+        if operation.control_inputs:
+            others += control_inputs_of(operation)
+        return others if where is None else [*filter(where, others)]
 
     return walk(operations, needed)
 
@@ -46,7 +49,7 @@ def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str
 
 def data_ancestors(
     operations: Iterable[tf.Operation],
-    inputs_of: Callable[[tf.Operation], Iterable[tf.Tensor]] = lambda op: op.inputs,
+    inputs_of: Callable[[tf.Operation], Iterable[tf.Tensor]] | None = None,
 ) -> dict[tf.Operation, tf.Operation | None]:
     """Returns `operations` and all operations whose values they are computed from.
 
@@ -54,7 +57,8 @@ def data_ancestors(
 
     Args:
         operations: Operations.
-        inputs_of: Function of an operation that returns the tensors to follow.
+        inputs_of: Function of an operation that returns the tensors to follow. None
+            means its inputs.
 
     Returns:
         Each operation with one that needs it; None for `operations` themselves.
@@ -70,7 +74,8 @@ def data_ancestors(
                 inner.op: outer.op for outer, inner in pairs if hasattr(outer, "op")
             }
         outside = captured[graph].get(operation)
-        inputs = [tensor.op for tensor in inputs_of(operation)]
+        tensors = operation.inputs if inputs_of is None else inputs_of(operation)
+        inputs = [tensor.op for tensor in tensors]
         return inputs if outside is None else [*inputs, outside]
 
     return walk(operations, needed)
@@ -88,7 +93,8 @@ def control_inputs_of(operation: tf.Operation) -> list[tf.Operation]:
 
     TensorFlow keeps more than eight by their addresses, which differ between processes.
     """
-    return sorted(operation.control_inputs, key=lambda other: other.name)
+    others = operation.control_inputs
+    return others if len(others) < 2 else sorted(others, key=lambda op: op.name)
 
 
 def walk(starts: Iterable, steps: Callable[[Any], Iterable]) -> dict:
@@ -151,18 +157,19 @@ def descendants(sources: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation
 
 def data_descendants(
     tensors: Iterable[tf.Tensor],
-    where: Callable[[tf.Operation], bool] = lambda operation: True,
+    where: Callable[[tf.Operation], bool] | None = None,
 ) -> set[tf.Operation]:
     """Returns the operations that compute from `tensors`.
 
     Args:
         tensors: Tensors.
-        where: Condition on the operations; the search stops at one that fails it.
+        where: Condition on the operations; the search stops at one that fails it. None
+            means all of them.
     """
 
     def users(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
         readers = [user for tensor in tensors for user in tensor.consumers()]
-        return [user for user in readers if where(user)]
+        return readers if where is None else [*filter(where, readers)]
 
     return set(walk(users(tensors), lambda operation: users(operation.outputs)))
 

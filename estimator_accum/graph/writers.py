@@ -68,7 +68,8 @@ def may_be_variable(tensor: tf.Tensor) -> bool:
 
 def is_reference(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is a variable of TensorFlow 1 that can be written."""
-    return tensor.dtype != tensor.dtype.base_dtype
+    dtype = tensor.dtype
+    return dtype.base_dtype is not dtype
 
 
 def variable_of(tensor: tf.Tensor) -> tf.Operation | None:

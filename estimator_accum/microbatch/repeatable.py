@@ -8,6 +8,7 @@
 The check includes called functions, such as the branches of a tf.cond.
 """
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Sequence
 
@@ -144,7 +145,7 @@ def changes_something(operation: tf.Operation, library: dict) -> bool:
     """
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
-    return bool(changing_kinds(operation, library))
+    return any(_changes(kind, library) for kind in kinds_in(operation, library))
 
 
 def shows_something(operation: tf.Operation, library: dict) -> bool:
@@ -289,8 +290,13 @@ def with_place(state: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
 
 def _changes(kind: str, library: dict) -> bool:
     """Returns whether a type changes a lasting state other than a random one."""
+    return kind not in library and _changes_by_itself(kind)
+
+
+@functools.cache
+def _changes_by_itself(kind: str) -> bool:
     return not (
-        _is_repeatable(kind, library)
+        _is_repeatable(kind, {})
         or kind in SHOWING | DRAWS
         or _RECURRENT.match(kind)
         or draws_by_state(kind)

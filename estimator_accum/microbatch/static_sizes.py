@@ -404,8 +404,10 @@ def _shape(original: property, tensor) -> tf.TensorShape:
     shape = original.fget(tensor)
     if shape.rank is None or shape.is_fully_defined():
         return shape
+    if not is_shape_read_outside():  # as most are, so it is asked first
+        return shape
     sizes = _sizes_around()
-    if sizes is None or not is_shape_read_outside():
+    if sizes is None:
         return shape
     return lazy_shape(shape, functools.partial(sizes.of, tensor))
 

@@ -21,7 +21,7 @@ n = number of examples in the micro-batch, which no static shape may contain.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -208,9 +208,8 @@ class Analysis:
         Raises:
             Mixed: If it is not known.
         """
-        if tensor.shape.rank is not None:
-            return tensor.shape.rank
-        return len(self.dims(tensor))
+        rank = tensor.shape.rank
+        return len(self.dims(tensor)) if rank is None else rank
 
     def knows_dims(self, tensor: tf.Tensor) -> bool:
         """Returns whether something is known of a shape, of a list's elements too."""
@@ -220,8 +219,8 @@ class Analysis:
         """Returns `sizes` dimensions, where None is one that has a name of its own."""
         dims = []
         static = sizes
-        if state.kind != "list" and tensor.shape.rank is not None:
-            static = tensor.shape.as_list()
+        if state.kind != "list" and (shape := tensor.shape).rank is not None:
+            static = shape.as_list()
         for axis, (size, number) in enumerate(zip(sizes, static, strict=True)):
             if axis == state.axis:  # of rows, entries, and of a list's elements
                 dims.append(state.length)
@@ -367,6 +366,16 @@ class Analysis:
         self._round([op for op in order if self.state_of_outputs(op) != MIXED])
         self.origins += [Origin(op, UNSETTLED) for op in loops if op.type == "Exit"]
 
+    def analyze_further(self, tensors: Iterable[tf.Tensor]) -> bool:
+        """Finds the states of further tensors; returns False if a loop needs all anew."""
+        order = inputs_first((tensor.op for tensor in tensors), self._seen)
+        if any(operation.type == "NextIteration" for operation in order):
+            return False
+        for operation in order:
+            self._step(operation)
+            self._seen.add(operation)
+        return True
+
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether the caller decided the tensor's state."""
         return tensor.ref() in self._given
@@ -509,9 +518,9 @@ class Analysis:
             if output.ref() in self._given:
                 continue
             is_along = state.kind == "rows" or state.kind in _OF_LISTS
-            has_rows = is_along and output.shape.rank is not None
+            has_rows = is_along and (shape := output.shape).rank is not None
             # A shape without that axis is that of operands that do not fit.
-            if has_rows and output.shape.as_list()[state.axis :][:1] != [None]:
+            if has_rows and shape.as_list()[state.axis :][:1] != [None]:
                 reason = "its number of examples is static"  # by Tensor.set_shape
                 self.origins.append(Origin(operation, reason))
                 state = MIXED
@@ -726,18 +735,21 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
 
 
-def inputs_first(roots: Iterable[tf.Operation]) -> list[tf.Operation]:
+def inputs_first(
+    roots: Iterable[tf.Operation], without: Collection[tf.Operation] = ()
+) -> list[tf.Operation]:
     """Returns `roots` and the operations that they are computed from, inputs first.
 
     The order of creation is another one: tf.cond of TensorFlow 1 sets inputs later. A
     loop of TensorFlow 1 comes from its begin to its end, and then what leads back.
     """
-    roots = list(roots)
+    roots = [operation for operation in roots if operation not in without]
 
     def before(operation: tf.Operation) -> list[tf.Operation]:
         if operation.type == "NextIteration":
             roots.append(operation.inputs[0].op)
             return []
-        return [tensor.op for tensor in operation.inputs]
+        inputs = [tensor.op for tensor in operation.inputs]
+        return [other for other in inputs if other not in without]
 
     return [*in_order(roots, before)]  # which grow

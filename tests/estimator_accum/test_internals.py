@@ -164,6 +164,13 @@ def is_stateful():
 
 
 @_finds
+def attribute_types():
+    kinds = "AddV2", "If", "Unknown"
+    addition, branch, unknown = map(internals.attribute_types, kinds)
+    return addition == {"type"} and "func" in branch and unknown is None
+
+
+@_finds
 def dtype_of_handle():
     variable = v1.Variable(tf.zeros([], tf.bfloat16), use_resource=True)
     return internals.dtype_of_handle(variable.handle) == tf.bfloat16

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.copies import replace
+from estimator_accum.graph.copies import change_input, replace
 from estimator_accum.graph.functions import library_of_functions
-from estimator_accum.graph.internals import set_input, set_number
+from estimator_accum.graph.internals import set_number
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.graph.writers import may_be_variable, variable_of
 from estimator_accum.microbatch.batch import WholeBatch
@@ -153,7 +153,7 @@ def _without_averages(operation: tf.Operation) -> None:
             blends.append(scaled.op)
             blended = scaled + (1 - factor) * average
             replace(moment, blended, readers)
-            set_input(operation, 3 + place, tf.zeros(moment.shape, moment.dtype))
+            change_input(operation, 3 + place, tf.zeros(moment.shape, moment.dtype))
     set_number(operation, "exponential_avg_factor", 1.0)
     setattr(operation, _BLENDED, blends)
 

@@ -34,6 +34,7 @@ def whole_batch_values(
     losses: list[tf.Tensor],
     early: Copies,
     earlier: list[tf.Tensor] = (),
+    seen: View | None = None,
 ) -> Values:
     """Returns the values that the train op is fed with, and that summaries may show.
 
@@ -43,9 +44,11 @@ def whole_batch_values(
         losses: Losses of a micro-batch.
         early: Copies that run after the first pass, for gradients.
         earlier: Tensors that are fed with values of the whole batch.
+        seen: The analysis of a part of the graph; None if there is none.
     """
     draws = draws_of_passes(batch, *plan.fed, *losses)
-    view = View(batch, [*plan.fed, *losses, *(draw.outputs[0] for draw in draws)])
+    targets = [*plan.fed, *losses, *(draw.outputs[0] for draw in draws)]
+    view = View(batch, targets) if seen is None else seen.of_now(targets)
     # If the first pass runs the network anyway, the values are computed after it.
     is_twice = bool(early.collected) or early.draws
     copies = early if is_twice else Copies(batch, is_early=False)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient
-from estimator_accum.graph.internals import set_input
+from estimator_accum.graph.copies import change_input
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
@@ -59,8 +59,12 @@ class Derivation(NamedTuple):
     is_simple: bool
 
 
-def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
+def derive(
+    batch: WholeBatch, copies: Copies, request: Request, view: View
+) -> Derivation:
     """Returns the gradients of losses with respect to variables.
+
+    `view` is the analysis of the graph up to `request.tops`.
 
     1. Bounds of loops become those of the whole batch: it changes which tensors have
        rows, so it comes before any look at them.
@@ -74,7 +78,7 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
     6. From there the gradient flows back to variables, through one micro-batch; only
        now there is a backward pass in which a tf.custom_gradient can be looked for.
     """
-    view = _with_whole_bounds(batch, copies, request.tops)
+    view = _with_whole_bounds(batch, copies, request.tops, view)
     request, view = _with_identities(batch, copies, request, view)
     check_moments(view)
     losses = copies.take_losses(view, request.tops)
@@ -87,14 +91,13 @@ def derive(batch: WholeBatch, copies: Copies, request: Request) -> Derivation:
 
 
 def _with_whole_bounds(
-    batch: WholeBatch, copies: Copies, tops: list[tf.Tensor]
+    batch: WholeBatch, copies: Copies, tops: list[tf.Tensor], view: View
 ) -> View:
     """Returns the analysis of the graph, in which loops get the whole batch's bounds.
 
     A loop that runs up to the longest example of the batch must do so in every
     micro-batch: such numbers are computed from the whole batch there.
     """
-    view = View(batch, tops)
     bounds = [
         (operation, i)
         for operation, i in view.analysis.bounds
@@ -104,7 +107,7 @@ def _with_whole_bounds(
         return view
     for operation, i in bounds:
         (whole,) = copies.make(view, [operation.inputs[i]])
-        set_input(operation, i, whole)
+        change_input(operation, i, whole)
     return View(batch, tops)
 
 
@@ -130,8 +133,8 @@ def _with_identities(
         return request, view
     identities = put_behind(rows, border.operations)
     ys = [identities.get(y.name, y) for y in request.ys]
-    request = request._replace(ys=ys)
-    return request, View(batch, request.tops)
+    view.take_identities(identities.values())
+    return request._replace(ys=ys), view
 
 
 def _of_head(

@@ -46,7 +46,7 @@ class ModelGraph(NamedTuple):
     reads: list[tf.Operation]
     handles: set[tf.Operation]
     library: dict
-    computes: Callable[[tf.Operation], bool] = lambda operation: True
+    computes: Callable[[tf.Operation], bool] | None = None
 
     @property
     def total(self) -> Work:
@@ -55,9 +55,9 @@ class ModelGraph(NamedTuple):
 
     def changes(self, operation: tf.Operation) -> bool:
         """Returns whether an operation changes something outside of a micro-batch."""
-        if any(tensor.op in self.handles for tensor in operation.inputs):
+        if not changes_something(operation, self.library):
             return False
-        return changes_something(operation, self.library)
+        return all(tensor.op not in self.handles for tensor in operation.inputs)
 
 
 class BatchPlan(NamedTuple):

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.internals import context_of, set_input
+from estimator_accum.graph.copies import change_input
+from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import DRAWS_OF_PARAMETERS, SHAPED_DRAWS
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import View, of_batch
@@ -60,7 +61,7 @@ def draw_by_micro_batch(batch: WholeBatch, operations: Iterable[tf.Operation]) -
         size = view.analysis.value(draw.inputs[0])
         if size is None or not _is_of_examples(size):
             for i, seed in enumerate(seeds):
-                set_input(draw, i + 1, seed)
+                change_input(draw, i + 1, seed)
 
 
 def _is_of_examples(size: np.ndarray) -> bool:
@@ -91,7 +92,7 @@ def _draw_from(draw: tf.Operation, begin: tf.Tensor) -> None:
     keys = draw.inputs[1].op
     is_of_key = keys.type in _KEYS
     if draw.inputs[1].shape == [1] and not is_of_key:  # a generator's own state
-        set_input(draw, 2, with_place(draw.inputs[2], begin))
+        change_input(draw, 2, with_place(draw.inputs[2], begin))
         return
     seed = keys.inputs[0] if is_of_key else draw.inputs[1]
     if seed.shape != [2] or (is_of_key and draw.inputs[2].op is not keys):
@@ -100,8 +101,8 @@ def _draw_from(draw: tf.Operation, begin: tf.Tensor) -> None:
     mixed = tf.random.experimental.stateless_fold_in(seed, tf.cast(begin, seed.dtype))
     seed = tf.where(tf.equal(begin, 0), seed, mixed)
     if not is_of_key:
-        set_input(draw, 1, seed)
+        change_input(draw, 1, seed)
         return
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    set_input(draw, 1, key)
-    set_input(draw, 2, counter)
+    change_input(draw, 1, key)
+    change_input(draw, 2, counter)

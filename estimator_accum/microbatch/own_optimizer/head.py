@@ -12,12 +12,16 @@ of rows is wanted, it is computed, and no row is collected.
 """
 
 import collections
+from collections.abc import Collection
 
 import tensorflow as tf
 
 from estimator_accum.graph.branches import is_in_loop
-from estimator_accum.graph.copies import define, insert
-from estimator_accum.graph.internals import context_of, is_in_while_loop
+from estimator_accum.graph.copies import changed_operations, define, insert
+from estimator_accum.graph.internals import (
+    context_of,
+    is_in_while_loop,
+)
 from estimator_accum.graph.names import (
     CONTROL_FLOW_V1,
     LOOK_UPS,
@@ -82,8 +86,35 @@ class View:
         states = list_states | states
         self.analysis = Analysis(rows, (), states, values, can_check=can_check)
         self.analysis.analyze(targets)
-        self.of_batch = of_batch(batch)
-        self._pure = {}
+        self._targets, self._pure = targets, {}
+        self._note_graph()
+
+    def of_now(self, targets: list[tf.Tensor]) -> "View":
+        """Returns the analysis up to `targets`, as the graph is now.
+
+        It is this one, of these and further targets, as long as no input has changed.
+        """
+        changed = changed_operations(self.batch.begin.graph)[self._changes :]
+        has_changed = any(map(self.analysis.has_seen, changed))
+        references = {tensor.ref() for tensor in targets}
+        is_part = references >= {tensor.ref() for tensor in self._targets}
+        if has_changed or not is_part or not self.analysis.analyze_further(targets):
+            return View(self.batch, targets)
+        self._targets = targets
+        if self.batch.batch_norm != "batch":
+            self._pure = {}  # moments may have been marked
+        self._note_graph()
+        return self
+
+    def take_identities(self, identities: Collection[tf.Tensor]) -> None:
+        """Takes down that some of the tensors are read through Identities."""
+        self.analysis.analyze_further(identities)
+        self._changes = len(changed_operations(self.batch.begin.graph))
+        self.of_batch |= {tensor.op for tensor in identities}
+
+    def _note_graph(self) -> None:
+        self._changes = len(changed_operations(self.batch.begin.graph))
+        self.of_batch = of_batch(self.batch)
 
     def state(self, tensor: tf.Tensor) -> State:
         """Returns the tensor's state."""

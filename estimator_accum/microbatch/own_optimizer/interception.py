@@ -22,7 +22,7 @@ from estimator_accum.microbatch.own_optimizer.gradient_sums import (
     Sums,
     sum_over_batch,
 )
-from estimator_accum.microbatch.own_optimizer.head import Copies, of_batch
+from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_rows
 from estimator_accum.microbatch.own_optimizer.patches import Request, source_of
 from estimator_accum.microbatch.own_optimizer.refusals import (
@@ -113,19 +113,28 @@ class Interception:
                 draw_by_micro_batch(self._batch, data_ancestors(tops))
             check_not_repeated(ys)
             find_moments(self._batch)
-            add_missing_rows(self._batch)
+            view = self._view(request.tops)
+            add_missing_rows(self._batch, view)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))
             stack.enter_context(without_interception())
             has_others = len(places) < len(xs)
             gradients = request.plain() if has_others else [None] * len(xs)
             fixed = request._replace(xs=[xs[i] for i in places])
-            derivation = derive(self._batch, self.copies, fixed)
+            derivation = derive(
+                self._batch, self.copies, fixed, view.of_now(fixed.tops)
+            )
             sums = sum_over_batch(self._batch, fixed.xs, derivation, after)
             self.calls.append(Call(ys, waits, derivation, sums))
             for i, total in zip(places, sums.totals, strict=True):
                 gradients[i] = total
             return gradients
+
+    def _view(self, tops: list[tf.Tensor]) -> View:
+        """Returns an analysis of the graph, that of the last call where it holds."""
+        if self.calls:
+            return self.calls[-1].derivation.view.of_now(tops)
+        return View(self._batch, tops)
 
     def _dependencies(
         self, of_micro_batch: set[tf.Operation]

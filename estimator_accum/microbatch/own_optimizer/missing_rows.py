@@ -9,7 +9,8 @@ of zeros. So each micro-batch gets the rows that it is without:
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import context_of, set_input
+from estimator_accum.graph.copies import change_input
+from estimator_accum.graph.internals import context_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import View, of_batch
 from estimator_accum.rows.declaration import ADDED_ATTRIBUTE, ROWS_ATTRIBUTE
@@ -22,13 +23,23 @@ _REDUCTIONS = {
 }
 
 
-def add_missing_rows(batch: WholeBatch) -> None:
-    """Adds rows to the reductions of a micro-batch's graph that may be without some."""
+def add_missing_rows(batch: WholeBatch, seen: View | None = None) -> None:
+    """Adds rows to the reductions of a micro-batch's graph that may be without some.
+
+    Args:
+        batch: The batch.
+        seen: An analysis of the graph, perhaps of a part of it.
+    """
     while True:  # one may read another
-        tensors = [op.outputs[0] for op in of_batch(batch) if op.type in _REDUCTIONS]
-        if not tensors:
+        of_micro_batch = of_batch(batch) if seen is None else seen.of_batch
+        operations = [op for op in of_micro_batch if op.type in _REDUCTIONS]
+        if not operations:
             return
-        view = View(batch, sorted(tensors, key=lambda tensor: tensor.name))
+        if seen is not None and all(map(seen.analysis.has_seen, operations)):
+            view, seen = seen, None
+        else:
+            operations.sort(key=lambda operation: operation.name)
+            view = View(batch, [operation.outputs[0] for operation in operations])
         short = {op: n for op, n in view.analysis.short.items() if _can_add(op, n)}
         if not short:
             return
@@ -61,4 +72,4 @@ def _add(batch: WholeBatch, operation: tf.Operation, span: int) -> None:
     setattr(joined.op, ADDED_ATTRIBUTE, LastEntry(numbers, number, is_last))
     setattr(rows.op, ROWS_ATTRIBUTE, Size(span))
     for user, i in users:
-        set_input(user, i, rows)
+        change_input(user, i, rows)

@@ -72,7 +72,7 @@ class Model:
         plan: BatchPlan,
         losses: list[tf.Tensor],
         earlier: list[tf.Tensor] = (),
-        computes: Callable[[tf.Operation], bool] = lambda operation: True,
+        computes: Callable[[tf.Operation], bool] | None = None,
     ) -> Values:
         """Returns the values with which the part that runs once is fed.
 
@@ -83,7 +83,10 @@ class Model:
             computes: As in `ModelGraph`.
         """
         losses = self._of_batch(losses)
-        values = whole_batch_values(self._batch, plan, losses, self._early, earlier)
+        seen = self._calls[-1].derivation.view if self._calls else None
+        values = whole_batch_values(
+            self._batch, plan, losses, self._early, earlier, seen
+        )
         graph = self.graph._replace(computes=computes)
         _check_passes(self._batch, graph, [value for _, value in values.pairs])
         return values

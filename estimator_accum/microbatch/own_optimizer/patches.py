@@ -18,6 +18,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.interception import is_interception_off, without_interception
+from estimator_accum.graph.copies import change_input
 from estimator_accum.graph.internals import (
     GRADIENTS,
     GRADIENTS_OF_TAPE,
@@ -27,7 +28,6 @@ from estimator_accum.graph.internals import (
     outer_graph_of,
     record_of,
     replace_function,
-    set_input,
 )
 from estimator_accum.graph.outermost import in_graph, value_of_graph
 from estimator_accum.graph.walks import data_ancestors
@@ -318,7 +318,7 @@ def put_behind(
     for operation in readers:
         for i, tensor in enumerate(operation.inputs):
             if tensor.name in identities and tensor.graph is operation.graph:
-                set_input(operation, i, identities[tensor.name])
+                change_input(operation, i, identities[tensor.name])
     return identities
 
 

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.gradients import cast
-from estimator_accum.graph.copies import replace
-from estimator_accum.graph.internals import set_input
+from estimator_accum.graph.copies import change_input, replace
 from estimator_accum.graph.lookups import (
     SUMMING,
     UNIQUE,
@@ -158,7 +157,7 @@ def _keep_slices(
     for whole, parts in zip(wholes, zip(*columns, strict=True), strict=True):
         with tf.control_dependencies(None):
             joined = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
-        set_input(whole.op, 0, joined)
+        change_input(whole.op, 0, joined)
 
 
 def _kept(

@@ -42,13 +42,10 @@ def broadcast_dims(analysis, tensors: list[tf.Tensor], rank: int) -> list:
 
     Of two lengths that are not known one may be 1.
     """
+    shapes = [analysis.dims(tensor) for tensor in tensors]
     dims = []
-    for axis in range(rank):
-        sizes = set()
-        for tensor in tensors:
-            place = axis - rank + analysis.rank(tensor)
-            if place >= 0:
-                sizes.add(analysis.dims(tensor)[place])
+    for axis in range(-rank, 0):
+        sizes = {shape[axis] for shape in shapes if len(shape) >= -axis}
         sizes = sizes - {ONE} or {ONE}
         dims.append(sizes.pop() if len(sizes) == 1 else None)
     return dims
