@@ -107,11 +107,11 @@ def _views(
         parts: Those of `outputs` that may have a row for each example.
         lists: Operations whose results are the batch's sparse and ragged tensors.
     """
-    lengths = [t.shape[0] for t in parts if t.shape.rank]
+    lengths = [t.shape.as_list()[0] for t in parts if t.shape.rank]
     size = None
     if lengths and None not in lengths:
         size = max(lengths, key=lengths.count)
-    rows = [t for t in parts if t.shape.rank and t.shape[0] == size]
+    rows = [t for t in parts if t.shape.rank and t.shape.as_list()[0] == size]
     are_rows = {row.ref() for row in rows}
     others = [t for t in parts if t.ref() not in are_rows]
     if size is None and not lists:
@@ -141,7 +141,7 @@ def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
     else the commonest one.
     """
     fed = [t for t in outputs if t.op.type in FED and t.shape.rank != 0]
-    sizes = [t.shape[0] if t.shape.rank else None for t in fed]
+    sizes = [t.shape.as_list()[0] if t.shape.rank else None for t in fed]
     size = None
     if fed and None not in sizes:
         size = max(sizes, key=sizes.count)
@@ -176,10 +176,10 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
         return []  # the sum over one example is the mean
     (size,) = sizes
     outputs = [output for source in sources for output in source.outputs]
-    rows = [t for t in outputs if t.shape.rank and t.shape[0] is None]
+    rows = [t for t in outputs if t.shape.rank and t.shape.as_list()[0] is None]
     if rows and not lists:
         return _are_sums_of(loss, rows, outputs, size)
-    rows = rows or [t for t in outputs if t.shape.rank and t.shape[0] == size]
+    rows = rows or [t for t in outputs if t.shape.rank and t.shape.as_list()[0] == size]
     if not (rows or lists):
         return []
     try:

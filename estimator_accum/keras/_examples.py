@@ -48,7 +48,7 @@ def is_sum_over_examples(loss: tf.Tensor) -> bool:
         loss: The loss of a micro-batch, in the graph of a function.
     """
     inputs = _batch_of([loss.op])
-    rows = [t for t in inputs if t.shape.rank and t.shape[0] is None]
+    rows = [t for t in inputs if t.shape.rank and t.shape.as_list()[0] is None]
     if not rows or not may_be_sum(loss, lambda op: bool(_batch_of([op]))):
         return False  # a constant may be the number of examples, if that is static
     are_rows = {tensor.ref() for tensor in rows}

@@ -149,6 +149,7 @@ class Analysis:
         self.sparse_lists, self.lengths = set(), {}
         self._states, self._values, self._dims = dict(states), dict(values), {}
         self._seen, self._known = set(), set(self._values)
+        self._results = {}  # number of them, of calls of functions
         for part in parts:
             self._states[part.ref()] = State("rows", 0)
         for part in mixed:
@@ -373,12 +374,21 @@ class Analysis:
             return False
         for operation in order:
             self._step(operation)
-            self._seen.add(operation)
+            self._note_seen(operation)
         return True
 
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether the caller decided the tensor's state."""
         return tensor.ref() in self._given
+
+    def has_grown(self) -> bool:
+        """Returns whether an operation has got more results, as loops by gradients."""
+        return any(len(op.outputs) != n for op, n in self._results.items())
+
+    def _note_seen(self, operation: tf.Operation) -> None:
+        self._seen.add(operation)
+        if operation.type in CALLERS:
+            self._results[operation] = len(operation.outputs)
 
     def has_seen(self, operation: tf.Operation) -> bool:
         """Returns whether the states of an operation's outputs are found."""
@@ -417,7 +427,7 @@ class Analysis:
                 del facts[key]
         for operation in order:
             self._step(operation)
-            self._seen.add(operation)
+            self._note_seen(operation)
 
     def _step(self, operation: tf.Operation) -> None:
         are_given = [output.ref() in self._given for output in operation.outputs]

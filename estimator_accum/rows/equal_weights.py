@@ -152,7 +152,7 @@ class Assumption:
         key = tensor.ref()
         if key in self._joined or not tensor.shape.rank:
             return MIXED
-        length, size = tensor.shape[0], self._size
+        length, size = tensor.shape.as_list()[0], self._size
         if length is None or size is None:
             return State("rows", 0) if length == size else MIXED
         return MIXED if length % size else State("rows", 0, Size(length // size))

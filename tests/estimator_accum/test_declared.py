@@ -566,6 +566,16 @@ def test_sums_are_refused(name, fresh_graph):
         _train_op(SUMS[name](_Regression()), 4)
 
 
+@pytest.mark.parametrize("name", ["half", "stacked"])
+def test_a_sum_is_refused_where_sizes_are_dimensions(name, fresh_graph):
+    v1.disable_v2_tensorshape()  # as under --v1
+    try:
+        with pytest.raises(ValueError, match=SENTENCE):
+            _train_op(SUMS[name](_Regression()), 4)
+    finally:
+        v1.enable_v2_tensorshape()
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_sum_beside_other_terms_is_refused(name, fresh_graph):
     with pytest.raises(ValueError, match="all be sums.*adds a sum over the examples"):

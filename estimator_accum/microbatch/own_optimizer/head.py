@@ -96,6 +96,8 @@ class View:
         """
         changed = changed_operations(self.batch.begin.graph)[self._changes :]
         has_changed = any(map(self.analysis.has_seen, changed))
+        has_changed |= self._others != len(self.batch.rows_of_others)
+        has_changed |= self.analysis.has_grown()
         references = {tensor.ref() for tensor in targets}
         is_part = references >= {tensor.ref() for tensor in self._targets}
         if has_changed or not is_part or not self.analysis.analyze_further(targets):
@@ -113,6 +115,7 @@ class View:
         self.of_batch |= {tensor.op for tensor in identities}
 
     def _note_graph(self) -> None:
+        self._others = len(self.batch.rows_of_others)
         self._changes = len(changed_operations(self.batch.begin.graph))
         self.of_batch = of_batch(self.batch)
 
