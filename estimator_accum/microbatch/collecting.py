@@ -207,7 +207,9 @@ def keep_rows(
     kept, work = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if spans and i in spans:
-            kept[i] = kept[i][slice(*spans[i])]
+            begin, end = spans[i]
+            with tf.control_dependencies([_check_number(batch, end, kept[i])]):
+                kept[i] = kept[i][begin:end]
         elif axis is not None:
             length = tf.shape(kept[i], out_type=tf.int64)[axis]
             span = length // batch.divisor(batch.rows)
@@ -266,6 +268,28 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
             return total
         mean = tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))
         return tf.where(batch.is_whole, total, mean)
+
+
+def _check_number(
+    batch: WholeBatch, end: tf.Tensor, entries: tf.Tensor
+) -> tf.Operation:
+    """Returns a check that two passes over a batch have the same entries."""
+    number = tf.shape(entries, out_type=tf.int64)[0]
+    is_last = tf.equal(batch.begin + batch.size, batch.rows)
+    with tf.device("/cpu:0"), of_strings():
+        check = tf.raw_ops.Assert(
+            condition=tf.logical_or(tf.logical_not(is_last), tf.equal(end, number)),
+            data=[
+                "Each pass over a batch must choose the same entries of its examples.",
+                f"Received: for {entries.name}, which is computed from entries,",
+                end,
+                "in place of",
+                number,
+                "Choose them by values of the data set.",
+            ],
+        )
+    setattr(check, OWN_CHECK, True)
+    return check
 
 
 def _append(slot: Slot, entries: tf.Tensor, batch: WholeBatch) -> tf.Operation:

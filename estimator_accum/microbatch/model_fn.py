@@ -355,8 +355,8 @@ def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount, constants: list)
     check_sources(batch)
     _check_micro_ops(batch.works.micro_ops)
     batch.works.add(Work(empty=batch.works.micro_ops))  # as without micro-batches
-    loss = loss_of_batch(batch, spec.loss)
-    replicas = _replicas(complete(batch, constants=constants))
+    loss, refusals = loss_of_batch(batch, spec.loss)
+    replicas = _replicas(complete(batch, constants=constants, refusals=refusals))
     hook = MicroBatchHook(replicas, count, find_rows)
     return spec._replace(
         loss=loss,

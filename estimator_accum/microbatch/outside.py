@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from estimator_accum.graph.copies import define, insert, replace
 from estimator_accum.graph.functions import library_of_functions
-from estimator_accum.graph.internals import set_control_inputs
+from estimator_accum.graph.internals import context_of, set_control_inputs
 from estimator_accum.graph.walks import (
     ancestors,
     control_inputs_of,
@@ -113,11 +113,13 @@ class Outside:
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
+        self._made_later = set()  # operations of hooks that waited for such changes
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
         if earlier:
             self._check_not_of_pipeline(ancestors(self._changes_before))
             inside = ancestors(op for phase in phases for op in phase.changes)
-            self._wait_for_none_of({*self._changes_before}, inside)
+            waited = self._wait_for_none_of({*self._changes_before}, inside)
+            self._made_later = {op for op in waited if not phases[-1].times.has(op)}
             self._read_sums_anew(inside)
 
     def needs(self, fetches) -> Needs:
@@ -245,13 +247,18 @@ class Outside:
         }
         self._wait_for_none_of(done, inside)
 
-    def _wait_for_none_of(self, done: set, inside: Iterable[tf.Operation]) -> None:
-        """Lets operations outside not wait for others."""
+    def _wait_for_none_of(
+        self, done: set, inside: Iterable[tf.Operation]
+    ) -> list[tf.Operation]:
+        """Lets operations outside not wait for others; returns those that did."""
+        waited = []
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
+                waited.append(operation)
+        return waited
 
     def _read_sums_anew(self, inside: Mapping) -> None:
         """Has sums of earlier phases read outside without waits for their changes.
@@ -274,9 +281,14 @@ class Outside:
                     if tensor.op in computed and tensor.op in inside:
                         readers.setdefault(tensor.ref(), []).append(operation)
         wanted = [key.deref() for key in readers]
-        copied = data_ancestors(tensor.op for tensor in wanted).keys() & computed
-        if any(map(self._changes, copied)):
-            return
+        behind = [data_ancestors([t.op]).keys() & computed for t in wanted]
+        pairs = [
+            (tensor, operations)
+            for tensor, operations in zip(wanted, behind, strict=True)
+            if not any(self._changes(op) or context_of(op) for op in operations)
+        ]
+        wanted = [tensor for tensor, _ in pairs]
+        copied = set().union(*(operations for _, operations in pairs))
         inputs = [tensor for operation in copied for tensor in operation.inputs]
         inputs = {tensor.name: tensor for tensor in inputs if tensor.op not in copied}
         definition, _ = define(copied)
@@ -361,7 +373,7 @@ class Outside:
         for tensor in before:
             of_run, ends = self._walk([tensor], is_end)
             slots = self._handles | self._staged
-            is_of_batch = ends or not slots.isdisjoint(of_run)
+            is_of_batch = bool(ends) or not slots.isdisjoint(of_run)
             is_of_batch |= self._reads_change(of_run)
             (values if is_of_batch else taken).append(tensor)
         if self._changes_before:
@@ -401,7 +413,9 @@ class Outside:
         if not self._changes_before:
             return False
         times, last = self._phases[-1].times, len(self._phases) - 1
-        return not all(times.is_of_beginning(op, last) for op in operations)
+        return not self._made_later.isdisjoint(operations) or not all(
+            times.is_of_beginning(op, last) for op in operations
+        )
 
     def _is_known(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is fed in the batch's own run, or may be."""

@@ -287,16 +287,20 @@ class Analysis:
             if blocks or first is None or first.op.type in _OTHER_ORDER:
                 return False
             if first.ref() in self._given:
-                kinds = {kind for kind, _ in self._numbers.get(name, ())}
-                if kinds != {"splits"}:
+                parts = map(self._states.get, self._given)
+                if not any(s.kind == "splits" and s.of == name for s in parts):
                     return False
             elif first.op.type != "SparseReorder":
                 states = [self._states.get(t.ref(), FIXED) for t in first.op.inputs]
                 if MIXED in states:  # as of rows that are repeated
-                    needed = [t for op in data_ancestors([first.op]) for t in op.inputs]
-                    states = [self._states.get(t.ref(), FIXED) for t in needed]
+                    needed = data_ancestors([first.op], self._mixed_inputs)
+                    tensors = [tensor for op in needed for tensor in op.inputs]
+                    states = [self._states.get(t.ref(), FIXED) for t in tensors]
                 waiting += [state.of for state in states if state.kind in _OF_LISTS]
         return True
+
+    def _mixed_inputs(self, operation: tf.Operation) -> list[tf.Tensor]:
+        return [tensor for tensor in operation.inputs if self.state(tensor) == MIXED]
 
     def take_for_same(self, one: str, other: str) -> None:
         """Takes two lists for the same, which every micro-batch must check.

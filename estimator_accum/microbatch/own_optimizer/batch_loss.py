@@ -5,7 +5,12 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from estimator_accum.microbatch.batch import WholeBatch
-from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
+from estimator_accum.microbatch.own_optimizer.head import (
+    Copies,
+    View,
+    check_guards,
+    of_batch,
+)
 from estimator_accum.rows.added_examples import factors_by_numbers
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.equal_weights import Assumption, warn_of_unequal_weights
@@ -13,21 +18,21 @@ from estimator_accum.rows.heads import find_head
 from estimator_accum.rows.loss_sums import may_be_sum, refuse_sum, terms_of
 
 
-def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the loss of the whole batch, after its last micro-batch.
+def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tuple[tf.Tensor, dict]:
+    """Returns the loss of the whole batch, after its last micro-batch, and `refusals`.
 
     Args:
         batch: The batch; the operations that collect rows for the loss are added.
         loss: A tensor of the micro-batch.
     """
     if loss.op not in of_batch(batch):
-        return loss
+        return loss, {}
     with tf.control_dependencies(None):
-        copies = Copies(batch, is_early=False)
-        view = View(batch, [loss], can_check=False)
+        copies, view = Copies(batch, is_early=False), View(batch, [loss])
         (value,) = copies.make(view, [loss])
     value.set_shape(loss.shape)
-    return value
+    guards = check_guards(batch, [view])
+    return value, {operation: guard.sentence for operation, guard in guards.items()}
 
 
 def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:

@@ -12,16 +12,14 @@ of rows is wanted, it is computed, and no row is collected.
 """
 
 import collections
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
 from estimator_accum.graph.branches import is_in_loop
 from estimator_accum.graph.copies import changed_operations, define, insert
-from estimator_accum.graph.internals import (
-    context_of,
-    is_in_while_loop,
-)
+from estimator_accum.graph.devices import of_strings
+from estimator_accum.graph.internals import context_of, is_in_while_loop
 from estimator_accum.graph.names import (
     CONTROL_FLOW_V1,
     LOOK_UPS,
@@ -42,7 +40,7 @@ from estimator_accum.microbatch.collecting import (
     collect_moments,
     count_entries,
 )
-from estimator_accum.microbatch.work import Turn
+from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
@@ -51,6 +49,9 @@ from estimator_accum.rows.states import MIXED, Mixed, State
 
 # Operations whose results depend on the number of examples alone.
 _SHAPES = OF_SHAPES - {"Rank"}
+# Operations that list values in places which integers tell.
+_CHOOSING_BY_INTEGERS = {"DynamicPartition", "GatherV2", "RaggedGather"}
+_CHOOSING_BY_INTEGERS |= {"SparseReorder", "SparseFillEmptyRows"}
 _OF_WHOLE_BATCH = "_estimator_accum_whole_batch"  # attribute of copies
 
 
@@ -86,7 +87,7 @@ class View:
         states = list_states | states
         self.analysis = Analysis(rows, (), states, values, can_check=can_check)
         self.analysis.analyze(targets)
-        self._targets, self._pure = targets, {}
+        self._targets, self._pure, self._by_weights = targets, {}, {}
         self._note_graph()
 
     def of_now(self, targets: list[tf.Tensor]) -> "View":
@@ -163,16 +164,29 @@ class View:
         Passes that compute the same choose others where rounding decides.
         """
 
-        def before(operation: tf.Operation) -> list[tf.Tensor]:
-            return [t for t in operation.inputs if not self.is_part(t)]
-
         first = self.analysis.first_of_list(tensor)
+        if first.ref() not in self._by_weights:
+            self._by_weights[first.ref()] = self._reads_weights(first)
+        return self._by_weights[first.ref()]
+
+    def _reads_weights(self, first: tf.Tensor) -> bool:
+        def before(operation: tf.Operation) -> list[tf.Tensor]:
+            if operation.type in _SHAPES and self._have_rows(operation.inputs):
+                return []
+            inputs = [t for t in operation.inputs if not self.is_part(t)]
+            if operation is first.op and operation.type in _CHOOSING_BY_INTEGERS:
+                inputs = [t for t in inputs if not t.dtype.is_floating]
+            return inputs
+
         needed = () if self.is_part(first) else data_ancestors([first.op], before)
         return any(
             operation.type not in LOOK_UPS
             and any(map(may_be_variable, before(operation)))
             for operation in needed
         )
+
+    def _have_rows(self, tensors: Iterable[tf.Tensor]) -> bool:
+        return all(self.state(tensor).kind == "rows" for tensor in tensors)
 
     def is_shared_draw(self, tensor: tf.Tensor) -> bool:
         """Returns whether the tensor is random numbers that all examples share."""
@@ -210,6 +224,27 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     slices += [rows for rows, _ in batch.rows_of_others]
     users = data_descendants(slices, lambda op: not hasattr(op, _OF_WHOLE_BATCH))
     return users | {tensor.op for tensor in slices}
+
+
+def check_guards(batch: WholeBatch, views: list[View]) -> dict:
+    """Returns operations that fail where the analysis took a wrong fact, and the facts.
+
+    Every micro-batch runs them.
+    """
+    checks = {}
+    guards = {
+        (type(guard), *guard.key): guard
+        for view in views
+        for guard in view.analysis.guards
+    }
+    for guard in guards.values():
+        with tf.control_dependencies(None):
+            holds = guard.holds(batch.size)
+            with of_strings():
+                check = tf.raw_ops.Assert(condition=holds, data=["row"])
+            batch.works.add(Work(micro_ops=[check]))
+            checks[check] = guard
+    return checks
 
 
 def find_rows(

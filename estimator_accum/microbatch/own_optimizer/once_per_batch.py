@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.graph.devices import of_strings
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.microbatch.batch import WholeBatch
@@ -24,12 +23,15 @@ from estimator_accum.microbatch.own_optimizer.batch_values import (
     whole_batch_values,
 )
 from estimator_accum.microbatch.own_optimizer.division import BatchPlan, ModelGraph
-from estimator_accum.microbatch.own_optimizer.head import View, of_batch
+from estimator_accum.microbatch.own_optimizer.head import (
+    View,
+    check_guards,
+    of_batch,
+)
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.sparse_gradients import add_slices
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
 from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatable
-from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.guards import LastEntry
 
 
@@ -104,7 +106,7 @@ class Model:
         make_repeatable(rows, "Rows of examples that the loss combines")
         derivations = [call.derivation for call in calls if call.derivation.rows]
         views = [values.view, *(call.derivation.view for call in calls)]
-        guards = _check_guards(batch, views)
+        guards = check_guards(batch, views)
         # Those that it looks at are not the last examples of their batch.
         looked = [
             op for op, guard in guards.items() if not isinstance(guard, LastEntry)
@@ -143,24 +145,3 @@ def _share_draws(batch: WholeBatch, view: View) -> None:
     draws = draws_of_passes(batch)
     fixed = [draw for draw in draws if view.state(draw.outputs[0]).kind == "fixed"]
     draw_by_number(fixed, is_shared=True)
-
-
-def _check_guards(batch: WholeBatch, views: list[View]) -> dict:
-    """Returns operations that fail where the analysis took a wrong fact, and the facts.
-
-    Every micro-batch runs them.
-    """
-    checks = {}
-    guards = {
-        (type(guard), *guard.key): guard
-        for view in views
-        for guard in view.analysis.guards
-    }
-    for guard in guards.values():
-        with tf.control_dependencies(None):
-            holds = guard.holds(batch.size)
-            with of_strings():
-                check = tf.raw_ops.Assert(condition=holds, data=["row"])
-            batch.works.add(Work(micro_ops=[check]))
-            checks[check] = guard
-    return checks

@@ -101,6 +101,10 @@ class Times:
         for operation in in_order(operations, self._before):
             self._times[operation] = self._time(operation)
 
+    def has(self, operation: tf.Operation) -> bool:
+        """Returns whether an operation was there when the times were found."""
+        return operation in self._places
+
     def of_tensors(self, tensors: Iterable[tf.Tensor]) -> int:
         """Returns the phase whose passes compute tensors."""
         return max([0, *(self._needed_in_pass(tensor.op) for tensor in tensors)])

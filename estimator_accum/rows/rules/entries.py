@@ -472,7 +472,8 @@ def _segments(analysis, operation, states):
         return None
     check_same(analysis, as_entries(values), numbers)
     mask = mask_of(operation.inputs[0])
-    if operation.type == "UnsortedSegmentSum" and mask is not None:
+    is_sum = operation.type == "UnsortedSegmentSum" and mask is not None
+    if is_sum and analysis.is_in_order(operation.inputs[1]):
         analysis.lengths[operation.outputs[0].ref()] = analysis.name_of_true(mask)
     return _by_example(analysis, operation, numbers, operation.inputs[2:])
 

@@ -197,7 +197,8 @@ def _lengths_of_rows(analysis, operation, states):
         raise Mixed(ALONG)
     if operation.inputs[2].shape.num_elements() != 0 or weights != FIXED:
         raise Mixed(ALONG)
-    if not operation.get_attr("binary_output") and output.dtype in _INTEGERS:
+    is_count = not operation.get_attr("binary_output") and output.dtype in _INTEGERS
+    if is_count and analysis.is_in_order(tensor):
         analysis.lengths[output.ref()] = numbers.of
     return set_rows(analysis, output, numbers.distance, [])
 

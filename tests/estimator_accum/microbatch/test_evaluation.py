@@ -376,3 +376,35 @@ def test_a_model_fn_that_does_not_take_the_mode_is_cut_too(tmp_path):
     model_fn = microbatch_model_fn(model_fn, "auto")
     tf.estimator.Estimator(model_fn, str(tmp_path)).train(input_fn)
     assert memory.sizes == [16, 8, 8]
+
+
+def _looking_up(features, labels, mode):
+    del labels
+    hidden = hidden_layer(features["x"])
+    number, width = tf.shape(hidden)[0], tf.shape(hidden)[1]
+    places = tf.range(number) * width + features["at"]
+    chosen = tf.gather(tf.reshape(hidden, [-1]), places)
+    return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(tf.tanh(chosen) ** 2))
+
+
+@pytest.mark.parametrize("at", [3, 9])
+def test_a_fact_that_an_evaluation_relies_on_is_checked(at, tmp_path):
+    x, _ = make_data(12)
+    at = np.where(np.arange(12) == 4, at, 2).astype(np.int32)  # of 8 values
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors(({"x": x, "at": at}, x))
+
+    def evaluate(model_fn, name):
+        estimator = tf.estimator.Estimator(model_fn, str(tmp_path / name))
+        return estimator.evaluate(input_fn)["loss"]
+
+    plain = evaluate(_looking_up, "plain")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "micro_batches-eval.json").write_text('{"micro_batches": 4}')
+    model_fn = microbatch_model_fn(_looking_up, "auto")
+    if at.max() < 8:
+        np.testing.assert_allclose(evaluate(model_fn, "ours"), plain, 1e-6)
+    else:
+        with pytest.raises(ValueError, match="may only look up values of its own"):
+            evaluate(model_fn, "ours")

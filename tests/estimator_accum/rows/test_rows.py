@@ -10,7 +10,7 @@ import tensorflow as tf
 from estimator_accum.microbatch.repeatable import changes_something, is_repeatable
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import per_example
-from estimator_accum.rows.entries import states_of_sparse
+from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
 from estimator_accum.rows.rules.elementwise import ELEMENTWISE
 from estimator_accum.rows.rules.table import RULES
 from tests.helpers.oracles.rule_inputs import NEEDED
@@ -1284,6 +1284,20 @@ def test_values_that_are_listed_once_are_not_in_the_order_of_examples():
         assert {analysis.state(words).kind for words in repeated} == {"entries"}
         assert all(map(analysis.is_in_order, (values, repeated[0])))
         assert not any(map(analysis.is_in_order, (once, some, views, repeated[1])))
+
+
+def test_values_of_a_ragged_part_are_in_the_order_of_examples():
+    with tf.Graph().as_default():
+        values = v1.placeholder(tf.float32, [None])
+        splits = [v1.placeholder(tf.int64, [None]) for _ in range(2)]
+        flat = tf.RaggedTensor.from_row_splits(values, splits[0], validate=False)
+        nested = tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
+        for ragged in (flat, nested):
+            parts = tf.nest.flatten(ragged, expand_composites=True)
+            analysis = Analysis((), (), states_of_ragged({"x": parts}))
+            doubled = 2 * values
+            analysis.analyze([doubled, flat.to_sparse().values])
+            assert analysis.is_in_order(doubled)
 
 
 @pytest.mark.usefixtures("control_flow")

@@ -67,6 +67,7 @@ def _adversaries(features, labels, mode, *, has_summaries=True):
     values |= {"after": tf.norm(after), "step": step}
     values |= {"of_gradient": tf.norm(gradients[0][0]), "moved": moved}
     values |= {"change": change, "rate": rate, "trained": tf.reduce_sum(trained)}
+    values["of_both_times"] = judge_loss / tf.norm(trained)
     for name, value in values.items():
         v1.add_to_collection(_VALUES, value)
         if has_summaries:
@@ -129,7 +130,7 @@ def test_a_value_is_the_same_if_a_hook_fetches_it_alone(tmp_path):
     fetches, results = [_Fetch(is_one=True), _Fetch(is_one=True)], []
     model_fn = functools.partial(_adversaries, has_summaries=False)
     for i, make in enumerate((model_fn, microbatch_model_fn(model_fn, 3))):
-        input_fn = functools.partial(_input_fn, batches=13)
+        input_fn = functools.partial(_input_fn, batches=14)
         results.append(train(make, tmp_path / str(i), input_fn, [fetches[i]], None))
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, 1e-10, 1e-10)

@@ -180,7 +180,7 @@ def _chosen_words(ids, seq):
 def _words_of_sentences(tags, seq, length):
     """A tagger's: tf.where in place of the mask, the root of a mean, a count."""
     hidden = tf.tanh(tf.tensordot(seq, kernel(), 1))
-    places = tf.where(words(length) > 0)
+    places = tf.where(tf.sequence_mask(length, tf.shape(hidden)[1]))
     logits = tf.matmul(tf.gather_nd(hidden, places), variable("out", 5, 3))
     losses = entropies(tf.gather_nd(tags, places), logits)
     mean = tf.reduce_sum(losses) / number(logits)
