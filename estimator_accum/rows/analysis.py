@@ -373,6 +373,7 @@ class Analysis:
 
     def analyze_further(self, tensors: Iterable[tf.Tensor]) -> bool:
         """Finds the states of further tensors; returns False if a loop needs all anew."""
+        self._library.clear()  # there may be more functions
         order = inputs_first((tensor.op for tensor in tensors), self._seen)
         if any(operation.type == "NextIteration" for operation in order):
             return False
@@ -433,11 +434,20 @@ class Analysis:
             self._step(operation)
             self._note_seen(operation)
 
+    def _forget_facts_of(self, operation: tf.Operation) -> None:
+        """Forgets facts that a rule asked for before the operation was reached."""
+        for output in operation.outputs:
+            key = output.ref()
+            if key not in self._given and key not in self._known:
+                self._values.pop(key, None)
+                self._dims.pop(key, None)
+
     def _step(self, operation: tf.Operation) -> None:
         are_given = [output.ref() in self._given for output in operation.outputs]
         # A call may have further results.
         if all(are_given) if operation.type in CALLERS else any(are_given):
             return
+        self._forget_facts_of(operation)
         span = getattr(operation, ROWS_ATTRIBUTE, None)
         if span is not None:
             self._put(operation, State("rows", 0, span))

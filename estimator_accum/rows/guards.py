@@ -38,8 +38,8 @@ class OwnRows(NamedTuple):
         """The refusal where it does not hold."""
         return (
             "Each example may only look up values of its own. Received: "
-            f"{self.places.name}, which reads values of other examples. Train without "
-            "micro-batches."
+            f"{self.places.name}, which reads values of other examples. Train or "
+            "evaluate without micro-batches."
         )
 
 

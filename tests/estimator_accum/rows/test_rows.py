@@ -13,6 +13,7 @@ from estimator_accum.rows.declaration import per_example
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
 from estimator_accum.rows.rules.elementwise import ELEMENTWISE
 from estimator_accum.rows.rules.table import RULES
+from estimator_accum.rows.states import MIXED
 from tests.helpers.oracles.rule_inputs import NEEDED
 
 v1, raw = tf.compat.v1, tf.raw_ops
@@ -1284,6 +1285,16 @@ def test_values_that_are_listed_once_are_not_in_the_order_of_examples():
         assert {analysis.state(words).kind for words in repeated} == {"entries"}
         assert all(map(analysis.is_in_order, (values, repeated[0])))
         assert not any(map(analysis.is_in_order, (once, some, views, repeated[1])))
+
+
+def test_a_function_that_is_made_later_is_looked_into():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None])
+        analysis = Analysis([x])
+        analysis.analyze([x * tf.function(lambda: tf.ones([]))()])
+        noise = tf.function(lambda: tf.random.uniform([]))()
+        assert analysis.analyze_further([noise])
+        assert analysis.state(noise) == MIXED
 
 
 def test_values_of_a_ragged_part_are_in_the_order_of_examples():
