@@ -39,6 +39,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Imports TensorFlow where tests run, not in the process that hands them out."""
+    # A shell's background process ignores Ctrl-C, as would all programs that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(cpu_seconds)
     if config.getoption("numprocesses", None):
         return
@@ -175,14 +177,6 @@ def real_starts():
     """Starts the programs of the test as a user does, without forking."""
     with programs.real_starts():
         yield
-
-
-@pytest.fixture
-def ctrl_c():
-    """Enables Ctrl-C, which a shell ignores in its background jobs."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -230,7 +230,7 @@ def test_a_folder_in_use_is_refused_to_those_who_train(flags, capsys):
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("real_starts", "ctrl_c")
+@pytest.mark.usefixtures("real_starts")
 def test_ctrl_c_saves(flags):
     flags |= {"train_batch_size": 1, "num_train_epochs": 1000, _STEPS: 2}
     with running.start(_SCRIPT, *_arguments(flags)) as program:

@@ -20,6 +20,7 @@ case "$1 $2" in
     "-m pip") echo "pip {version}" >>"$log"
         [ "${{NO_PIP:-}}" != {version} ] || exit 3
         exit "${{PIP_CODE:-0}}" ;;
+    "-m uv") echo "uv {version}" >>"$log"; exit "${{UV_CODE:-0}}" ;;
     *changed_tests.py*) echo "tests/a.py tests/b.py $2" ;;
     "-m pytest") echo "pytest {version} $*" >>"$log"; exit "${{PYTEST_CODE:-0}}" ;;
     "-c "* | "-m "*) ;;
@@ -86,12 +87,14 @@ def test_supported_pythons_are_those_of_the_package():
 )
 def test_an_environment_is_made_once(run, pythons, variable, version):
     code, _, log = run(pythons, f"PIP_CODE=3 {variable} scripts/test")
-    assert (code, log) == (1, f"venv {version}\npip {version}\n")
-    *_, log = run({}, f"{variable} scripts/test -k 'one thing'")
+    assert (code, log) == (1, f"venv {version}\n" + f"pip {version}\n" * 2)
+    *_, log = run({}, f"UV_CODE=3 {variable} scripts/test -k 'one thing'")
     # An interrupted installation is not trusted.
     assert "--numprocesses=3" in log
     assert re.fullmatch(
-        rf"pip {version}\npytest {version} .* --without-daily -k one thing\n", log
+        rf"pip {version}\nuv {version}\npip {version}\n"
+        rf"pytest {version} .* --without-daily -k one thing\n",
+        log,
     )
     code, _, log = run({}, f"PYTEST_CODE=5 {variable} scripts/test")
     assert code == 5 and re.fullmatch(rf"pytest {version} .*\n", log)
@@ -102,9 +105,9 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
     *_, log = run({}, f": >tests/b.py; {variable} scripts/test --changed -x")
     assert re.search(r"--numprocesses=3 .*=10 tests/a.py tests/b.py -x\n", log)
     *_, log = run({}, f"PIP_CODE=3 {variable} scripts/test --all")  # more packages
-    assert log == f"pip {version}\n"
+    assert log == f"pip {version}\n" * 2
     *_, log = run({}, f"{variable} scripts/test --changed --all")
-    assert re.search(r"pip .*\n.*=10 tests/a.py tests/b.py --all\n", log)
+    assert re.search(r"uv .*\n.*=10 tests/a.py tests/b.py --all\n", log)
     *_, log = run({}, f"{variable} scripts/test -x")  # fewer ones
     assert re.fullmatch(rf"pytest {version} .*=10 --without-daily -x\n", log)
     *_, log = run({}, f"{variable} scripts/quickstart --output_dir=here")
@@ -139,7 +142,8 @@ def test_ci_runs_all_though_one_fails_and_passes_its_code_through(run):
     assert said == "failed on Python 3.11 3.12 3.11 with TensorFlow 2.12"
     tests = [line for line in log.splitlines() if line.startswith("pytest")]
     calls = sorted(line for line in log.splitlines() if line not in tests)
-    assert calls == ["pip 3.11"] * 2 + ["pip 3.12"] + ["venv 3.11"] * 2 + ["venv 3.12"]
+    versions = ["3.11", "3.11", "3.12"]
+    assert calls == [f"{call} {v}" for call in ("pip", "uv", "venv") for v in versions]
     (older,) = (line for line in tests if line.endswith("unedited/test_intercept.py"))
     first, second = (line for line in tests if line != older)
     assert re.fullmatch("pytest 3.11 .*=10 --without-daily -k window", first)

@@ -101,7 +101,7 @@ def test_train_ops_that_a_hook_runs_make_one_micro_step_each(caplog):
 
 @pytest.mark.once
 @pytest.mark.parametrize(("when", "runs"), [(True, 7), ("update", 8)])
-def test_a_signal_stops_train_ops_that_a_hook_runs(tmp_path, ctrl_c, when, runs):
+def test_a_signal_stops_train_ops_that_a_hook_runs(tmp_path, when, runs):
     w = _variable("w")
     train_op, count = _train_op(-w, w), v1.assign_add(_variable("count"), 1.0)
     hooks = [_RunTrainOps([train_op]), *make_accumulation_hooks(save_on_signal=when)]

@@ -18,7 +18,7 @@ from estimator_accum.compat import enable_estimator
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.processes import running
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("ctrl_c")]
+pytestmark = pytest.mark.once
 
 enable_estimator()
 v1 = tf.compat.v1
