@@ -113,13 +113,13 @@ class Outside:
         self._needs = {}  # by the names of what is fetched
         self._feedable = set()  # names of tensors that were fed and may be
         self._check_initializers()
-        self._made_later = set()  # operations of hooks that waited for such changes
+        if earlier:
+            phases[-1].times.see_new_operations()
         self._wait_for_nothing_done(staging.keys() | self._passes.keys())
         if earlier:
             self._check_not_of_pipeline(ancestors(self._changes_before))
             inside = ancestors(op for phase in phases for op in phase.changes)
-            waited = self._wait_for_none_of({*self._changes_before}, inside)
-            self._made_later = {op for op in waited if not phases[-1].times.has(op)}
+            self._wait_for_none_of({*self._changes_before}, inside)
             self._read_sums_anew(inside)
 
     def needs(self, fetches) -> Needs:
@@ -247,18 +247,12 @@ class Outside:
         }
         self._wait_for_none_of(done, inside)
 
-    def _wait_for_none_of(
-        self, done: set, inside: Iterable[tf.Operation]
-    ) -> list[tf.Operation]:
-        """Lets operations outside not wait for others; returns those that did."""
-        waited = []
+    def _wait_for_none_of(self, done: set, inside: Iterable[tf.Operation]) -> None:
         for operation in self._graph.get_operations():
             waits = operation.control_inputs
             if operation not in inside and not done.isdisjoint(waits):
                 rest = [other for other in waits if other not in done]
                 set_control_inputs(operation, rest)
-                waited.append(operation)
-        return waited
 
     def _read_sums_anew(self, inside: Mapping) -> None:
         """Has sums of earlier phases read outside without waits for their changes.
@@ -413,9 +407,7 @@ class Outside:
         if not self._changes_before:
             return False
         times, last = self._phases[-1].times, len(self._phases) - 1
-        return not self._made_later.isdisjoint(operations) or not all(
-            times.is_of_beginning(op, last) for op in operations
-        )
+        return not all(times.is_of_beginning(op, last) for op in operations)
 
     def _is_known(self, tensor: tf.Tensor) -> bool:
         """Returns whether a tensor is fed in the batch's own run, or may be."""

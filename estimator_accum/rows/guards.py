@@ -23,6 +23,12 @@ class OwnRows(NamedTuple):
         """Returns the same for the same tensors."""
         return self.places.ref(), self.table.ref()
 
+    @property
+    def lookups(self) -> list[tf.Operation]:
+        """The operations that look up values of other examples where it does not hold."""
+        users = self.places.consumers()
+        return [user for user in users if any(t is self.table for t in user.inputs)]
+
     def holds(self, examples: tf.Tensor) -> tf.Tensor:
         """Returns whether it holds for a number of examples, a scalar bool."""
         distance = tf.shape(self.table, tf.int64)[0] // examples

@@ -44,6 +44,7 @@ from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
+from estimator_accum.rows.guards import LastEntry, OwnRows
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import MIXED, Mixed, State
 
@@ -229,7 +230,7 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
 def check_guards(batch: WholeBatch, views: list[View]) -> dict:
     """Returns operations that fail where the analysis took a wrong fact, and the facts.
 
-    Every micro-batch runs them.
+    Every micro-batch runs them. One that is the whole batch relies on few facts.
     """
     checks = {}
     guards = {
@@ -240,10 +241,16 @@ def check_guards(batch: WholeBatch, views: list[View]) -> dict:
     for guard in guards.values():
         with tf.control_dependencies(None):
             holds = guard.holds(batch.size)
+            if not isinstance(guard, LastEntry):
+                is_whole = tf.equal(batch.size, batch.rows)
+                holds = tf.logical_or(holds, is_whole)
             with of_strings():
                 check = tf.raw_ops.Assert(condition=holds, data=["row"])
             batch.works.add(Work(micro_ops=[check]))
             checks[check] = guard
+            # A lookup outside of the table fails beside its check.
+            if isinstance(guard, OwnRows):
+                checks |= dict.fromkeys(guard.lookups, guard)
     return checks
 
 

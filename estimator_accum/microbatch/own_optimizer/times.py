@@ -101,10 +101,6 @@ class Times:
         for operation in in_order(operations, self._before):
             self._times[operation] = self._time(operation)
 
-    def has(self, operation: tf.Operation) -> bool:
-        """Returns whether an operation was there when the times were found."""
-        return operation in self._places
-
     def of_tensors(self, tensors: Iterable[tf.Tensor]) -> int:
         """Returns the phase whose passes compute tensors."""
         return max([0, *(self._needed_in_pass(tensor.op) for tensor in tensors)])
@@ -276,6 +272,7 @@ class TimesOfModelFn(Times):
     ):
         self._of_sums = descendants(reads) | reads.keys()
         self._requests = requests
+        self._old = {*operations[0].graph.get_operations()}
         super().__init__(operations, of_batches, requests, reads, handles)
         self._check_references()
         self._changes_of = collections.defaultdict(list)
@@ -295,18 +292,19 @@ class TimesOfModelFn(Times):
     @functools.cached_property
     def _behind(self) -> dict[tf.Operation, set[tf.Operation]]:
         """Operations that follow each change."""
-        behind, walked = {}, {}  # most updates have the same users
-        for operation in itertools.chain.from_iterable(self._writers.values()):
-            users = frozenset(users_of(operation))
-            if users not in walked:
-                walked[users] = descendants([operation])
-            behind[operation] = walked[users]
+        changes = itertools.chain.from_iterable(self._writers.values())
+        behind = _descendants_of(changes)
         for tops, phase in self._requests:  # sums follow all that their losses wait for
             reads = [read for read, number in self._reads.items() if number == phase]
             after = descendants(reads) | {*reads}
             for operation in behind.keys() & ancestors(top.op for top in tops):
                 behind[operation] = behind[operation] | after
         return behind
+
+    def see_new_operations(self) -> None:
+        """Learns which operations follow each change that hooks have made since."""
+        for change, operations in _descendants_of(self._behind).items():
+            self._behind[change] = self._behind[change] | (operations - self._old)
 
     @functools.cached_property
     def _updates(self) -> set[tf.Operation]:
@@ -475,3 +473,16 @@ class TimesOfModelFn(Times):
             waits = [other for other in waits if other in self.of_batch]
         updates = self._updates_of(self._variables(operation), operation)
         return [*(tensor.op for tensor in operation.inputs), *waits, *updates]
+
+
+def _descendants_of(
+    operations: Iterable[tf.Operation],
+) -> dict[tf.Operation, set[tf.Operation]]:
+    """Returns the descendants of each operation."""
+    all_, walked = {}, {}  # most updates have the same users
+    for operation in operations:
+        users = frozenset(users_of(operation))
+        if users not in walked:
+            walked[users] = descendants([operation])
+        all_[operation] = walked[users]
+    return all_

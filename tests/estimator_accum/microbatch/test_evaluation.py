@@ -387,10 +387,12 @@ def _looking_up(features, labels, mode):
     return tf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(tf.tanh(chosen) ** 2))
 
 
-@pytest.mark.parametrize("at", [3, 9])
-def test_a_fact_that_an_evaluation_relies_on_is_checked(at, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "at", "example"), [(4, 3, 4), (1, 9, 4), (4, 9, 4), (4, 9, 5)]
+)
+def test_a_fact_that_an_evaluation_relies_on_is_checked(number, at, example, tmp_path):
     x, _ = make_data(12)
-    at = np.where(np.arange(12) == 4, at, 2).astype(np.int32)  # of 8 values
+    at = np.where(np.arange(12) == example, at, 2).astype(np.int32)  # of 8 values
 
     def input_fn():
         return tf.data.Dataset.from_tensors(({"x": x, "at": at}, x))
@@ -401,9 +403,10 @@ def test_a_fact_that_an_evaluation_relies_on_is_checked(at, tmp_path):
 
     plain = evaluate(_looking_up, "plain")
     (tmp_path / "ours").mkdir()
-    (tmp_path / "ours" / "micro_batches-eval.json").write_text('{"micro_batches": 4}')
+    choice = f'{{"micro_batches": {number}}}'
+    (tmp_path / "ours" / "micro_batches-eval.json").write_text(choice)
     model_fn = microbatch_model_fn(_looking_up, "auto")
-    if at.max() < 8:
+    if number == 1 or at.max() < 8:
         np.testing.assert_allclose(evaluate(model_fn, "ours"), plain, 1e-6)
     else:
         with pytest.raises(ValueError, match="may only look up values of its own"):

@@ -140,6 +140,30 @@ def test_a_value_is_the_same_if_a_hook_fetches_it_alone(tmp_path):
             np.testing.assert_allclose(value, plain, 1e-10, 1e-10)
 
 
+class _Norm(v1.train.SessionRunHook):
+    """Records a variable's norm after its update, by operations of its own."""
+
+    def begin(self):
+        with tf.control_dependencies(v1.get_collection(_VALUES)):
+            self._norm = tf.norm(v1.trainable_variables()[0].read_value())
+        self.norms = []
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._norm)
+
+    def after_run(self, run_context, run_values):
+        self.norms.append(run_values.results)
+
+
+@pytest.mark.parametrize("has_step", [False, True])
+def test_a_hook_reads_a_variable_after_an_update(has_step, tmp_path):
+    hooks = [_Norm(), _Norm()]
+    model_fn = functools.partial(_fetched_update, has_step=has_step)
+    for i, make in enumerate((model_fn, microbatch_model_fn(model_fn, 2))):
+        train(make, tmp_path / str(i), _input_fn, [hooks[i]])
+    np.testing.assert_allclose(hooks[1].norms, hooks[0].norms, 1e-12)
+
+
 def _sparse(features, labels, mode, *, is_dense):
     """A summary sees a clipped gradient of an update before the last one."""
     del labels
@@ -175,11 +199,11 @@ def test_a_summary_of_a_dense_gradient_beside_a_sparse_one_is_written(tmp_path):
     assert min(norms[0]) > 0
 
 
-def _fetched_update(features, labels, mode):
+def _fetched_update(features, labels, mode, *, has_step=True):
     del labels
     first = tf.reduce_mean(_hidden(features["x"]) ** 2)
     update = v1.train.GradientDescentOptimizer(0.1).minimize(
-        first, v1.train.get_global_step(), [variable("a", 4, 2)]
+        first, v1.train.get_global_step() if has_step else None, [variable("a", 4, 2)]
     )
     v1.add_to_collection(_VALUES, update)
     with tf.control_dependencies([update]):
