@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, get_windows, microbatch_model_fn
+from tests.helpers.models import losses
 from tests.helpers.models.little_memory import Memory
 from tests.helpers.models.microbatch_runs import (
     INPUT,
@@ -376,6 +377,21 @@ def test_a_model_fn_that_does_not_take_the_mode_is_cut_too(tmp_path):
     model_fn = microbatch_model_fn(model_fn, "auto")
     tf.estimator.Estimator(model_fn, str(tmp_path)).train(input_fn)
     assert memory.sizes == [16, 8, 8]
+
+
+@pytest.mark.parametrize("name", ["chosen_words", "ragged_rows"])
+def test_a_loss_of_lists_is_evaluated(name, tmp_path):
+    loss = losses.LOSSES[name]
+    results, model_fn = [], losses.model_fn_of(loss)
+    model_fns = {"plain": model_fn, "ours": microbatch_model_fn(model_fn)}
+    for folder, model_fn in model_fns.items():
+        (tmp_path / folder).mkdir()
+        choice = tmp_path / folder / "micro_batches-eval.json"
+        choice.write_text('{"micro_batches": 4}')
+        config = tf.estimator.RunConfig(tf_random_seed=1)
+        estimator = tf.estimator.Estimator(model_fn, str(tmp_path / folder), config)
+        results.append(estimator.evaluate(losses.input_fn_of(loss), 3)["loss"])
+    np.testing.assert_allclose(*results, 1e-6)
 
 
 def _looking_up(features, labels, mode):

@@ -3,6 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from estimator_accum import microbatch_model_fn
+from estimator_accum.microbatch.own_optimizer import derivation
 from tests.helpers.models import hidden_mixing, losses
 from tests.helpers.models.examples import BATCH
 from tests.helpers.models.losses import input_fn_of, model_fn_of
@@ -63,6 +65,20 @@ def _assert_split(name: str, share: float) -> None:
 def test_a_loss_is_that_of_the_batch_at_once(name):
     loss = losses.LOSSES[name]
     _assert_split(name, assert_exact(model_fn_of(loss), input_fn_of(loss)))
+
+
+def test_passes_that_choose_other_entries_are_refused(monkeypatch):
+    count = derivation.count_entries
+
+    def miscount(*arguments):
+        before, *others = count(*arguments)
+        return before + 1, *others
+
+    monkeypatch.setattr(derivation, "count_entries", miscount)
+    loss = losses.LOSSES["chosen_words"]
+    cut_model_fn = microbatch_model_fn(model_fn_of(loss), 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="choose the same entries"):
+        exactness.train(cut_model_fn, input_fn_of(loss))
 
 
 @pytest.mark.parametrize("name", losses.SINGLE)
