@@ -178,9 +178,7 @@ def _stand_ins() -> dict[str, dict]:
         ),
         "losses": _pick(_losses, _LOSSES),
         "metrics": {
-            f"streaming_{name}": _metrics.with_predictions_first(
-                getattr(v1.metrics, name)
-            )
+            f"streaming_{name}": _losses.with_second_first(getattr(v1.metrics, name))
             for name in ("accuracy", "auc", "precision", "recall", "mean_squared_error")
         }
         | _pick(_metrics, "streaming_covariance streaming_pearson_correlation")

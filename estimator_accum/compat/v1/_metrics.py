@@ -7,15 +7,6 @@ import tensorflow.compat.v1 as tf
 _COLLECTIONS = [tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES]
 
 
-def with_predictions_first(metric):
-    """Returns a metric of `tf.metrics` with the first two arguments exchanged."""
-
-    def streaming(predictions, labels, *arguments, **others):
-        return metric(labels, predictions, *arguments, **others)
-
-    return streaming
-
-
 def _collected(metric):
     """Returns a metric whose value and operation are added to collections."""
 
