@@ -54,7 +54,7 @@ def _list_missing(scripts: list[str]) -> int:
             "estimator-accum compat --v1 --list legacy_script.py"
         )
     enable_v1()
-    from estimator_accum.compat.v1 import list_missing
+    from estimator_accum.compat.v1._missing import list_missing
 
     texts = [list_missing(path, os.path.dirname(path) or ".") for path in scripts]
     for path, text in zip(scripts, texts, strict=True):

@@ -49,7 +49,8 @@ def run_script(arguments: list[str], is_v1: bool = False) -> None:
     _log_once()
     source = pathlib.Path(path).read_bytes()
     if is_v1:
-        from estimator_accum.compat.v1 import compile_v1, list_missing
+        from estimator_accum.compat.v1._imports import compile_v1
+        from estimator_accum.compat.v1._missing import list_missing
 
         code = compile_v1(source, path)
         missing = list_missing(path, sys.path[0])

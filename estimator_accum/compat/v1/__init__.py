@@ -14,33 +14,6 @@ import types
 from estimator_accum.compat import enable_estimator
 
 
-def compile_v1(source: bytes, path: str) -> types.CodeType:
-    """Returns a module's code whose imports of TensorFlow are TensorFlow 1's.
-
-    Args:
-        source: Text of the module.
-        path: Its file, for tracebacks.
-    """
-    from estimator_accum.compat.v1 import _imports  # imports TensorFlow
-
-    return _imports.compile_v1(source, path)
-
-
-def list_missing(path: str, folder: str) -> str:
-    """Returns a list of the names that a script uses and that have no stand-in.
-
-    Args:
-        path: File of the script.
-        folder: Folder of its own modules.
-
-    Returns:
-        The text; "" if nothing is missing.
-    """
-    from estimator_accum.compat.v1 import _missing  # imports TensorFlow
-
-    return _missing.list_missing(path, folder)
-
-
 def enable_v1() -> types.ModuleType:
     """Makes the user's modules run as TensorFlow 1 code; returns `tf.compat.v1`.
 

@@ -376,8 +376,9 @@ def test_a_head_of_contrib_trains_by_a_function_of_its_loss():
         assert session.run(w) == pytest.approx(expected)
 
 
-_REFUSED = """from estimator_accum.compat.v1 import compile_v1, enable_v1
+_REFUSED = """from estimator_accum.compat.v1 import enable_v1
 tf = enable_v1()
+from estimator_accum.compat.v1._imports import compile_v1
 from tensorflow.contrib.tpu.python.tpu import tpu_config
 assert tpu_config.TPUConfig is tf.contrib.tpu.TPUConfig is tf.estimator.tpu.TPUConfig
 assert tf.contrib.tpu.TPUEstimator is tf.estimator.tpu.TPUEstimator

@@ -7,7 +7,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-from estimator_accum.compat.v1 import _imports, compile_v1
+from estimator_accum.compat.v1 import _imports
+from estimator_accum.compat.v1._imports import compile_v1
 from tests.helpers.processes import legacy_runs
 
 v1 = tf.compat.v1
