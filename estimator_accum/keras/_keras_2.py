@@ -130,15 +130,6 @@ class Keras2:
         """The wrapped optimizer's variables, then those of the window."""
         return type(self.inner_optimizer.variables)(self._all_variables())
 
-    @property
-    def lr(self):
-        """The wrapped optimizer's learning rate."""
-        return self.inner_optimizer.learning_rate
-
-    @lr.setter
-    def lr(self, value):
-        self.inner_optimizer.learning_rate = value
-
     def _family_config(self) -> dict:
         return {"is_legacy_optimizer": False}
 

@@ -5,8 +5,8 @@ batch, which `microbatch_step` runs: all that a model does in a step is split th
 """
 
 import functools
-import importlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -217,8 +217,9 @@ def _check_strategy(strategy: tf.distribute.Strategy) -> None:
 
 def _check_model(model):
     """Returns the model's Keras; raises TypeError for anything else."""
-    keras = _keras_of(model)
-    if keras is None or not isinstance(model, keras.Model):
+    loaded = filter(None, map(sys.modules.get, ("keras", "tf_keras")))
+    keras = next((k for k in loaded if isinstance(model, k.Model)), None)
+    if keras is None:
         raise TypeError(
             f"`model` must be a keras.Model. Received: {model!r}. Make one, such as "
             "keras.Sequential([...])."
@@ -241,10 +242,3 @@ def _check_model(model):
             "TensorFlow 1, which does not. Enable eager execution."
         )
     return keras
-
-
-def _keras_of(model):
-    """Returns the module of a model's Keras, None for anything else."""
-    roots = {cls.__module__.split(".")[0] for cls in type(model).__mro__}
-    root = next((name for name in ("keras", "tf_keras") if name in roots), None)
-    return importlib.import_module(root) if root else None

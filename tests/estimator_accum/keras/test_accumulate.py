@@ -368,6 +368,9 @@ def test_learning_rate_is_the_wrapped_optimizers(kind):
     assert float(optimizer.learning_rate) == 0.5
     optimizer.learning_rate = 0.125
     assert float(optimizer.inner_optimizer.learning_rate) == 0.125
+    if not kind.is_3:  # Keras 2 has a second name
+        optimizer.lr = 2 * optimizer.lr
+        assert float(optimizer.inner_optimizer.learning_rate) == 0.25
     assert float(optimizer.momentum) == 0.25
     assert optimizer.inner_optimizer is not optimizer
 
