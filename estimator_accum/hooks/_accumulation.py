@@ -31,7 +31,7 @@ import tensorflow as tf
 from estimator_accum.checks.before_runs import note_hooks
 from estimator_accum.core.clock import EveryKRuns, EveryRun
 from estimator_accum.core.registry import Window, get_windows
-from estimator_accum.graph.functions import functions_of, library_of_functions, nodes_of
+from estimator_accum.graph.functions import kinds_in, library_of_functions
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import TAKING_A_BATCH
 from estimator_accum.graph.variables import find_global_step
@@ -373,9 +373,8 @@ class AccumulationHook(tf.compat.v1.train.SessionRunHook):
             windows = [w for w in self._windows if w.runs_with(ancestors(operations))]
             needed = ancestors(operations, lambda operation: operation not in fed)
             readers = TAKING_A_BATCH if windows else _READERS
-            called = [name for operation in needed for name in functions_of(operation)]
-            nodes = nodes_of(called, library_of_functions(graph)) if called else ()
-            kinds = [*(op.type for op in needed), *(node.op for node in nodes)]
+            library = library_of_functions(graph)
+            kinds = {kind for op in needed for kind in kinds_in(op, library)}
             has_reader = any(map(readers.match, kinds))
             self._known_requests[key] = windows, request, has_reader
         return self._known_requests[key]

@@ -149,8 +149,6 @@ class WindowlessRestore:
         }
         with tf.compat.v1.name_scope(None):
             self._window = _saver(list(state.values()), "restore_accumulation")
-            counters = [v for n, v in state.items() if n not in self._sums]
-            self._counters = _saver(counters, "restore_counters")
         self._others, self._build = None, saver.build
         saver.build, saver.restore = self.build, self.restore
 
@@ -178,7 +176,8 @@ class WindowlessRestore:
         for name in self._scalars.keys() & names:
             self._scalars[name](sess, reader.get_tensor(name))
         if self._state_names <= names:
-            (self._window if has_same_sums else self._counters).restore(sess, save_path)
+            if has_same_sums:  # else the window is empty
+                self._window.restore(sess, save_path)
             return
         origin = "continues from the checkpoint's own"
         if self._update_steps.isdisjoint(names):
