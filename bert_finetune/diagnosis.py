@@ -4,7 +4,6 @@ A constant prediction has a loss of at least `-sum_c p_c ln p_c`, p_c being the 
 class c, or, of numbers, the variance. With equal shares of C classes it is ln(C).
 """
 
-import csv
 import math
 import pathlib
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_finetune.tasks import Task
+from estimator_accum.programs.folder import read_rows
 
 ONLY_CLASS = "only_class"  # metric: the class of all predictions, -1 if they differ
 _NEAR = 0.02  # relative distance of two losses that count as one
@@ -82,8 +82,7 @@ def of_training(path: pathlib.Path, labels: np.ndarray) -> str | None:
         path: `train_metrics.csv` of the run; shorter ones than 20 updates say nothing.
         labels: Labels of the training examples.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    losses = [row["loss"] for row in read_rows(path) if "loss" in row]
     if len(losses) < _FEWEST_UPDATES:
         return None
     last = losses[-max(_FEWEST_UPDATES // 2, int(_LAST_SHARE * len(losses))) :]

@@ -229,12 +229,29 @@ def last_row(output_dir: str | os.PathLike) -> dict[str, float]:
             rows = file.read().decode(errors="replace").split("\n")[1:-1]
     except FileNotFoundError:
         return {}
-    for row in reversed(rows):
-        with contextlib.suppress(ValueError):  # a damaged row
-            pairs = zip(names, row.strip().split(","), strict=False)
-            values = {name: float(value) for name, value in pairs if value}
-            if math.isfinite(values.get("update_step", math.nan)):
-                return values
+    return next(filter(None, (_values(names, row) for row in reversed(rows))), {})
+
+
+def read_rows(path: str | os.PathLike) -> list[dict[str, float]]:
+    """Returns the known values of each row of `train_metrics.csv`, by column.
+
+    Without rows that are damaged; none of a file that cannot be read.
+    """
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    names, *rows = text.splitlines() or [""]
+    return [*filter(None, (_values(names.split(","), row) for row in rows))]
+
+
+def _values(names: list[str], row: str) -> dict[str, float]:
+    """Returns the known values of a row by column; none of a damaged one."""
+    with contextlib.suppress(ValueError):
+        pairs = zip(names, row.strip().split(","), strict=False)
+        values = {name: float(value) for name, value in pairs if value}
+        if math.isfinite(values.get("update_step", math.nan)):
+            return values
     return {}
 
 
@@ -248,18 +265,10 @@ def last_update(output_dir: str | os.PathLike) -> int:
 
 def update_at(output_dir: str | os.PathLike, global_step: str) -> int | None:
     """Returns the update that ended at a micro-step; None if the metrics lack it."""
-    try:
-        path = pathlib.Path(output_dir) / METRICS
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
-    names, *lines = [line.split(",") for line in text.splitlines()] or [[]]
-    for line in lines:
-        row = dict(zip(names, line, strict=False))
-        if row.get("global_step") == global_step:
-            with contextlib.suppress(KeyError, ValueError):  # a damaged row
-                return int(row["update_step"])
-    return None
+    rows = read_rows(pathlib.Path(output_dir) / METRICS)
+    rows = [row for row in rows if "global_step" in row]
+    updates = {f"{row['global_step']:.0f}": int(row["update_step"]) for row in rows}
+    return updates.get(global_step)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

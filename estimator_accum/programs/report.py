@@ -1,7 +1,6 @@
 """Table of a run's results, with the paths of its files."""
 
 import contextlib
-import csv
 import logging
 import os
 import pathlib
@@ -9,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from estimator_accum.programs.command_line import aligned
-from estimator_accum.programs.folder import METRICS
+from estimator_accum.programs.folder import METRICS, read_rows
 from estimator_accum.reports._memory import peak_bytes, spoken
 
 _PLOT = "training.png"
@@ -55,12 +54,8 @@ def end_of_run(
 
 def examples_per_sec(path: pathlib.Path) -> str:
     """Returns the median over the updates, some of which wait for a new session."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            cells = [row.get("examples_per_sec") for row in csv.DictReader(file)]
-        rates = [float(cell) for cell in cells if cell]
-    except (OSError, ValueError, csv.Error):  # missing or damaged since the training
-        rates = []
+    column = "examples_per_sec"
+    rates = [row[column] for row in read_rows(path) if column in row]
     return f"{statistics.median(rates):,.1f}" if rates else "none"
 
 
