@@ -18,16 +18,13 @@ if __name__ == "__main__":  # can be run from any folder
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 from distributed.settings import Settings
-from estimator_accum.programs.launchers import read_cluster_of
 from estimator_accum.programs.program import Program
 
 PROGRAM = Program(
     name="python -m distributed.main",
     description=__doc__,
     settings=Settings,
-    read_cluster=lambda settings, environment: read_cluster_of(
-        settings.strategy, environment, may_evaluate=True
-    ),
+    may_evaluate=True,
     advice="Use a lower --learning_rate, and another --output_dir.",
 )
 main = PROGRAM.run

@@ -13,8 +13,8 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from absl import flags
 
@@ -49,18 +49,14 @@ class Program:
             which checks everything else and writes nothing, and `execute(job)`, which
             returns what is to be printed.
         advice: Remedy for gradients that are not finite.
-        read_cluster: Function of settings and environment that returns the cluster of
-            this task, or raises ValueError with one sentence; by default that of
-            `--strategy`.
+        may_evaluate: Whether a task of a cluster may be an evaluator.
     """
 
     name: str
     description: str
     settings: type[RunSettings]
     advice: str
-    read_cluster: Callable[[Any, Mapping[str, str]], Cluster] = (
-        lambda settings, environment: read_cluster_of(settings.strategy, environment)
-    )
+    may_evaluate: bool = False
 
     @property
     def room(self) -> str:
@@ -128,7 +124,9 @@ class Program:
             ValueError: If the flags or the cluster do not fit.
         """
         settings = read_settings_of(self.settings, values, argv)
-        cluster = self.read_cluster(settings, os.environ)
+        cluster = read_cluster_of(
+            settings.strategy, os.environ, may_evaluate=self.may_evaluate
+        )
         # TensorFlow alone knows the devices of a strategy that the user chose.
         if settings.is_training and settings.strategy == type(settings).strategy:
             settings.batches(cluster.num_workers)
