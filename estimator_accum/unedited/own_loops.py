@@ -8,7 +8,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from estimator_accum.graph.internals import GRADIENTS, INIT_OF_FETCHES, replace_function
+from estimator_accum.graph.internals import (
+    INIT_OF_FETCHES,
+    original_of,
+    replace_function,
+)
 from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.graph.writers import writers_of
 
@@ -35,10 +39,8 @@ class OwnLoops:
 
     def __init__(self, on_training: Callable[[], None]):
         self._on_training = on_training
-        self._gradients = weakref.WeakKeyDictionary()  # names of operations, by graph
         self._seen = weakref.WeakKeyDictionary()  # names of fetches, by graph
         self._ignored = weakref.WeakSet()
-        replace_function(GRADIENTS, self._noting)
         watch_fetches(self._look)
 
     def ignore(self, graph: tf.Graph) -> None:
@@ -49,36 +51,23 @@ class OwnLoops:
         """Lets all sessions train from now on."""
         self._on_training = lambda: None
 
-    def _noting(self, original: Callable) -> Callable:
-        def gradients(*args, **kwargs):
-            results = original(*args, **kwargs)
-            for tensor in tf.nest.flatten(results, expand_composites=True):
-                if tensor is not None:
-                    names = self._gradients.setdefault(tensor.graph, set())
-                    names.add(tensor.op.name)
-            return results
-
-        return gradients
-
     def _look(self, graph: tf.Graph, fetched: list[tf.Operation]) -> None:
         key = tuple(operation.name for operation in fetched)
         seen = self._seen.setdefault(graph, set())
         if graph in self._ignored or key in seen:
             return
         seen.add(key)
-        if self._trains(graph, fetched):
+        if _trains(graph, fetched):
             self._ignored.add(graph)
             self._on_training()
 
-    def _trains(self, graph: tf.Graph, fetched: list[tf.Operation]) -> bool:
-        names = self._gradients.get(graph, ())
-        if not names:
-            return False
-        needed = ancestors(fetched)
-        later = descendants(op for op in needed if op.name in names)
-        with graph.as_default():
-            trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
-        return any(
-            variable.name in trained and not later.isdisjoint(writers)
-            for variable, writers in writers_of(needed).items()
-        )
+
+def _trains(graph: tf.Graph, fetched: list[tf.Operation]) -> bool:
+    needed = ancestors(fetched)
+    later = descendants(op for op in needed if original_of(op) is not None)
+    with graph.as_default():
+        trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
+    return any(
+        variable.name in trained and not later.isdisjoint(writers)
+        for variable, writers in writers_of(needed).items()
+    )

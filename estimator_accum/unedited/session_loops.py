@@ -240,7 +240,7 @@ class Runs:
     def _check(self, graph: tf.Graph, fetched: list[tf.Operation]) -> None:
         """Refuses a run that trains and writes to other variables, too."""
         seen = self._seen.setdefault(graph, set())
-        key = (graph.version, *fetched)
+        key = (graph.version, *(operation.name for operation in fetched))
         if key in seen:
             return
         seen.add(key)

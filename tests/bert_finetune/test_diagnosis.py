@@ -66,3 +66,10 @@ def test_a_training_loss_of_a_constant(tmp_path, losses, is_said):
     said = diagnosis.of_training(path, _LABELS)
     expected = "training loss: 0.6110 over the last 10 updates, and 0.6109 for a pre"
     assert (expected in said) if is_said else said is None
+
+
+def test_a_training_that_has_ended_does_not_need_its_losses(tmp_path):
+    path = tmp_path / "train_metrics.csv"
+    assert diagnosis.of_training(path, _LABELS) is None
+    path.write_text("update_step,loss\n" + 20 * "1,\n" + "2,o.5\n")
+    assert diagnosis.of_training(path, _LABELS) is None
