@@ -57,13 +57,14 @@ class Interception:
         batch: The replica's batch; the operations of its micro-batches are added to it.
 
     Attributes:
+        batch: As given.
         copies: Copies that run before gradients flow, after the first pass.
         calls: The calls so far, in their order.
         is_used: Whether a gradient with respect to a variable was computed.
     """
 
     def __init__(self, batch: WholeBatch):
-        self._batch = batch
+        self.batch = batch
         self._graph = tf.compat.v1.get_default_graph()
         self.copies = Copies(batch, is_early=True)
         self.calls: list[Call] = []
@@ -89,7 +90,7 @@ class Interception:
                 # A micro-batch is as inside as what is computed there.
                 outer = {op for op in sources if op.graph is self._graph}
                 if any(is_inside(self._graph, y) for y in ys):
-                    outer -= of_batch(self._batch)
+                    outer -= of_batch(self.batch)
                 if all(map(context_of, outer)):
                     return request.plain()
                 check_outside(self._graph, ys)
@@ -97,9 +98,9 @@ class Interception:
                     stack.enter_context(self._graph.as_default())
                 else:
                     stack.enter_context(tf.init_scope())
-            of_micro_batch = of_batch(self._batch)
+            of_micro_batch = of_batch(self.batch)
             check_first_order(ys, self.reads)
-            check_shapes(self._batch)
+            check_shapes(self.batch)
             places = [i for i, op in enumerate(sources) if op not in of_micro_batch]
             self.is_used |= bool(places)
             is_of_batch = any(top.op in of_micro_batch for top in request.tops)
@@ -110,11 +111,11 @@ class Interception:
                 return request.plain()
             if self._graph.building_function:  # else functions would share the seeds
                 tops = [top.op for top in request.tops]
-                draw_by_micro_batch(self._batch, data_ancestors(tops))
+                draw_by_micro_batch(self.batch, data_ancestors(tops))
             check_not_repeated(ys)
-            find_moments(self._batch)
+            find_moments(self.batch)
             view = self._view(request.tops)
-            add_missing_rows(self._batch, view)
+            add_missing_rows(self.batch, view)
             waits, after = self._dependencies(of_micro_batch)
             stack.enter_context(tf.control_dependencies(None))
             stack.enter_context(without_interception())
@@ -122,9 +123,9 @@ class Interception:
             gradients = request.plain() if has_others else [None] * len(xs)
             fixed = request._replace(xs=[xs[i] for i in places])
             derivation = derive(
-                self._batch, self.copies, fixed, view.of_now(fixed.tops)
+                self.batch, self.copies, fixed, view.of_now(fixed.tops)
             )
-            sums = sum_over_batch(self._batch, fixed.xs, derivation, after)
+            sums = sum_over_batch(self.batch, fixed.xs, derivation, after)
             self.calls.append(Call(ys, waits, derivation, sums))
             for i, total in zip(places, sums.totals, strict=True):
                 gradients[i] = total
@@ -134,7 +135,7 @@ class Interception:
         """Returns an analysis of the graph, that of the last call where it holds."""
         if self.calls:
             return self.calls[-1].derivation.view.of_now(tops)
-        return View(self._batch, tops)
+        return View(self.batch, tops)
 
     def _dependencies(
         self, of_micro_batch: set[tf.Operation]

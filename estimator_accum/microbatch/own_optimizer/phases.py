@@ -13,7 +13,6 @@ A value that was read before a change and is needed in a later phase is handed o
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -31,18 +30,6 @@ from estimator_accum.microbatch.own_optimizer.refusals import (
 from estimator_accum.microbatch.own_optimizer.times import Times, TimesOfModelFn
 
 
-class Part(NamedTuple):
-    """A replica's part of a phase.
-
-    Attributes:
-        batch: The replica's batch, with the work of this phase.
-        interception: The gradients of this phase.
-    """
-
-    batch: WholeBatch
-    interception: Interception
-
-
 class Phases:
     """The phases of a step, which its gradients begin.
 
@@ -50,14 +37,14 @@ class Phases:
         batches: The batch of each replica.
 
     Attributes:
-        all: The parts of each phase, one for each replica.
+        all: The gradients of each phase, one part for each replica.
     """
 
     def __init__(self, batches: list[WholeBatch]):
         self._batches = batches
         self._graph = tf.compat.v1.get_default_graph()
         self._is_traced = self._graph.building_function
-        self.all = [[Part(batch, Interception(batch)) for batch in batches]]
+        self.all = [[*map(Interception, batches)]]
         self._requests, self._reads = [], {}  # of sums, by the phase that has them
 
     def gradients(self, request: Request) -> list:
@@ -67,7 +54,7 @@ class Phases:
             for batch in self._batches:  # else averages that were written begin a phase
                 find_moments(batch)
         if any(top.graph is not self._graph for top in request.tops):
-            return self._parts[0].interception.gradients(request)  # as in no phase
+            return self._parts[0].gradients(request)  # as in no phase
         check_first_order(request.ys, self.reads)
         self._requests.append((request.tops, None))
         number, replica = self._place_of(request.tops)
@@ -77,11 +64,11 @@ class Phases:
         while number >= len(self.all):
             with self._graph.as_default():  # also where a branch takes a gradient
                 again = [batch.again() for batch in self._batches]
-                self.all.append([Part(batch, Interception(batch)) for batch in again])
+                self.all.append([*map(Interception, again)])
         part = self.all[number][replica]
         with part.batch.as_current():
-            gradients = part.interception.gradients(request)
-        for read in part.interception.reads:
+            gradients = part.gradients(request)
+        for read in part.reads:
             self._reads.setdefault(read, number)
         return gradients
 
@@ -137,14 +124,14 @@ class Phases:
     @property
     def is_used(self) -> bool:
         """Whether a gradient with respect to a variable was computed."""
-        return any(part.interception.is_used for part in self._parts)
+        return any(part.is_used for part in self._parts)
 
     @property
     def reads(self) -> dict[tf.Operation, str]:
         """Names of the variables by the operations that read their gradients' sums."""
-        pairs = [p for part in self._parts for p in part.interception.reads.items()]
+        pairs = [pair for part in self._parts for pair in part.reads.items()]
         return dict(pairs)
 
     @property
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[Interception]:
         return [part for parts in self.all for part in parts]

@@ -22,13 +22,14 @@ from estimator_accum.microbatch.own_optimizer.division import (
     ModelGraph,
     divide,
 )
+from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.once_per_batch import (
     Model,
     complete_model,
 )
 from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
-from estimator_accum.microbatch.own_optimizer.phases import Part, Phases
+from estimator_accum.microbatch.own_optimizer.phases import Phases
 from estimator_accum.microbatch.own_optimizer.times import Times
 from estimator_accum.microbatch.repeatable import (
     draw_by_number,
@@ -83,7 +84,7 @@ def complete_phases(
         ends: In the graph of a model_fn, its train op and others that run with it.
         losses: Further losses, whose values are shown.
     """
-    models = _for_each(phases, lambda i, part: complete_model(*part))
+    models = _for_each(phases, lambda i, part: complete_model(part))
     works = [part.batch.works.total for parts in phases.all for part in parts]
     passes = [op for work in works for op in (*work.micro_ops, *work.once)]
     times = phases.times([*ends, *passes, *(loss.op for loss in losses)])
@@ -96,16 +97,16 @@ def complete_phases(
             "gradient before the first update."
         )
 
-    def losses_of(i: int, part: Part) -> list[tf.Tensor]:
+    def losses_of(i: int, part: Interception) -> list[tf.Tensor]:
         shown = [loss for loss in losses if times.of_tensors([loss]) == i]
-        called = [loss for call in part.interception.calls for loss in call.losses]
+        called = [loss for call in part.calls for loss in call.losses]
         return [*shown, *called]
 
     plans = _divide(times, phases, models, [result.op for result in results], losses_of)
     fed = [tensor for plan in plans for tensor in plan.fed]
     fed = list({tensor.ref(): tensor for tensor in fed}.values())
 
-    def values_of(i: int, part: Part, model: Model):
+    def values_of(i: int, part: Interception, model: Model):
         tensors = [
             tensor
             for tensor in fed
@@ -135,7 +136,7 @@ def complete_phases(
     )
     _for_each(phases, lambda i, part: _draw_again(part, has_more))
 
-    def complete_part(i: int, part: Part, model: Model, values) -> ReplicaBatch:
+    def complete_part(i: int, part: Interception, model: Model, values) -> ReplicaBatch:
         with part.batch.as_current():
             parts = model.parts(values, losses_of(i, part))
             return complete(part.batch, **parts)
@@ -195,7 +196,7 @@ def _divide(
     once = [operation for operation in times.changes if operation not in inside]
     library, plans = library_of_functions(), []
     for i, parts in enumerate(phases.all):
-        reads = [read for part in parts for read in part.interception.reads]
+        reads = [read for part in parts for read in part.reads]
         computes = functools.partial(times.is_as_before, phase=i)
         graph = ModelGraph(
             works[i], times.of_batch, reads, times.handles, library, computes
@@ -287,7 +288,7 @@ def _runs_beyond(runs: Callable, ends: set, operation: tf.Operation) -> bool:
     return operation not in ends and runs(operation)
 
 
-def _draw_again(part: Part, has_more: bool) -> None:
+def _draw_again(part: Interception, has_more: bool) -> None:
     """Makes random numbers the same when a batch is retried, and in all its phases.
 
     Args:
