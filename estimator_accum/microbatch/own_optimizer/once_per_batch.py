@@ -14,7 +14,6 @@ import tensorflow as tf
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.microbatch.batch import WholeBatch
-from estimator_accum.microbatch.outside import check_sources
 from estimator_accum.microbatch.own_optimizer.activations import report_activations
 from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.batch_values import (
@@ -23,11 +22,7 @@ from estimator_accum.microbatch.own_optimizer.batch_values import (
     whole_batch_values,
 )
 from estimator_accum.microbatch.own_optimizer.division import BatchPlan, ModelGraph
-from estimator_accum.microbatch.own_optimizer.head import (
-    View,
-    check_guards,
-    of_batch,
-)
+from estimator_accum.microbatch.own_optimizer.head import check_guards, of_batch
 from estimator_accum.microbatch.own_optimizer.interception import Interception
 from estimator_accum.microbatch.own_optimizer.sparse_gradients import add_slices
 from estimator_accum.microbatch.own_optimizer.spot_check import SpotCheck
@@ -35,34 +30,25 @@ from estimator_accum.microbatch.repeatable import draw_by_number, make_repeatabl
 from estimator_accum.rows.guards import LastEntry
 
 
-def complete_model(batch: WholeBatch, interception: Interception) -> "Model":
-    """Returns a graph to which nothing is added any more."""
-    find_moments(batch)  # of networks without gradients, too
-    # Complete, so what reads the sums of sparse gradients is known.
-    calls = interception.calls
-    slices = [slice_sum for call in calls for slice_sum in call.sums.slices]
-    clear = [op for slice_sum in slices for op in add_slices(batch, slice_sum)]
-    check_sources(batch)
-    return Model(batch, interception, clear)
-
-
 class Model:
     """A model's graph, complete with the sums of its gradients.
 
     Args:
-        batch: The batch.
-        interception: The gradients.
-        clear: Operations that run after all others.
+        interception: The gradients, of a graph to which nothing is added any more.
 
     Attributes:
         graph: The graph, for `divide`.
         waits: Operations for which gradients waited.
-        clear: As given.
+        clear: Operations that run after all others.
     """
 
-    def __init__(self, batch: WholeBatch, interception: Interception, clear: list):
-        self._batch, self._calls = batch, interception.calls
-        self._early, self.clear = interception.copies, clear
+    def __init__(self, interception: Interception):
+        batch, self._calls = interception.batch, interception.calls
+        self._batch, self._early = batch, interception.copies
+        find_moments(batch)  # of networks without gradients, too
+        # Complete, so what reads the sums of sparse gradients is known.
+        slices = [s for call in self._calls for s in call.sums.slices]
+        self.clear = [op for s in slices for op in add_slices(batch, s)]
         handles, library = batch.works.handles, library_of_functions()
         reads = list(interception.reads)
         of = of_batch(batch)
@@ -95,12 +81,13 @@ class Model:
 
     def share_draws(self, values: Values) -> None:
         """Makes random numbers that all examples share those of their batch."""
-        _share_draws(self._batch, values.view)
+        draws = draws_of_passes(self._batch)
+        fixed = [draw for draw in draws if values.view.is_shared_draw(draw.outputs[0])]
+        draw_by_number(fixed, is_shared=True)
 
     def parts(self, values: Values, losses: list[tf.Tensor]) -> dict:
         """Returns arguments of `complete`."""
         batch, calls = self._batch, self._calls
-        _share_draws(batch, values.view)
         make_repeatable(batch.works.total.twice)
         rows = [tensor for tensor, _ in self._early.collected] + self._early.counted
         make_repeatable(rows, "Rows of examples that the loss combines")
@@ -139,9 +126,3 @@ def _check_passes(
                 f"Received: {path_to(needed, operation)}. Make the change "
                 "after the update, or group it with the train op (tf.group)."
             )
-
-
-def _share_draws(batch: WholeBatch, view: View) -> None:
-    draws = draws_of_passes(batch)
-    fixed = [draw for draw in draws if view.state(draw.outputs[0]).kind == "fixed"]
-    draw_by_number(fixed, is_shared=True)

@@ -23,10 +23,7 @@ from estimator_accum.microbatch.own_optimizer.division import (
     divide,
 )
 from estimator_accum.microbatch.own_optimizer.interception import Interception
-from estimator_accum.microbatch.own_optimizer.once_per_batch import (
-    Model,
-    complete_model,
-)
+from estimator_accum.microbatch.own_optimizer.once_per_batch import Model
 from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.phases import Phases
@@ -84,7 +81,7 @@ def complete_phases(
         ends: In the graph of a model_fn, its train op and others that run with it.
         losses: Further losses, whose values are shown.
     """
-    models = _for_each(phases, lambda i, part: complete_model(part))
+    models = _for_each(phases, lambda i, part: Model(part))
     works = [part.batch.works.total for parts in phases.all for part in parts]
     passes = [op for work in works for op in (*work.micro_ops, *work.once)]
     times = phases.times([*ends, *passes, *(loss.op for loss in losses)])

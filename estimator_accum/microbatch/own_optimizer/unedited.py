@@ -14,7 +14,7 @@ import tensorflow as tf
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.division import divide
-from estimator_accum.microbatch.own_optimizer.once_per_batch import complete_model
+from estimator_accum.microbatch.own_optimizer.once_per_batch import Model
 from estimator_accum.microbatch.own_optimizer.order import order
 from estimator_accum.microbatch.own_optimizer.patches import intercepting
 from estimator_accum.microbatch.own_optimizer.phases import Phases
@@ -55,9 +55,10 @@ def build_unedited(batch: WholeBatch, build: Callable):
         return spec._replace(train_op=train_op), built
     losses[1:1] = [loss for call in interception.calls for loss in call.losses]
     with batch.as_current():
-        model = complete_model(batch, interception)
+        model = Model(interception)
         plan = divide(model.graph, [train_op, *model.waits], losses)
         values = model.values(plan, losses)
+        model.share_draws(values)
         parts = model.parts(values, losses)
         fed = [*(tensor for tensor, _ in values.pairs), *batch.works.total.done]
         order(plan._replace(fed=fed))
