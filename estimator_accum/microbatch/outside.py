@@ -30,7 +30,7 @@ from estimator_accum.graph.walks import (
 from estimator_accum.graph.writers import may_be_variable, variable_of, writes
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
-from estimator_accum.microbatch.own_optimizer.patches import SUM_OF
+from estimator_accum.microbatch.own_optimizer.refusals import SUM_OF
 from estimator_accum.microbatch.repeatable import changes_something
 from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase
 from estimator_accum.microbatch.writes import written_by

@@ -26,7 +26,8 @@ from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
 from estimator_accum.microbatch.collecting import keep
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation
-from estimator_accum.microbatch.own_optimizer.patches import SUM_OF, source_of
+from estimator_accum.microbatch.own_optimizer.patches import source_of
+from estimator_accum.microbatch.own_optimizer.refusals import SUM_OF
 from estimator_accum.microbatch.work import Work
 
 _SUMS = "_estimator_accum_sums"  # attribute of a graph
@@ -53,12 +54,12 @@ class Sums(NamedTuple):
 
     Attributes:
         totals: The gradient with respect to each x; None if there is none.
-        reads: Names of the variables by the operations that read the sums.
+        reads: Operations that read the sums.
         slices: Sums of sparse gradients, to which nothing is added yet.
     """
 
     totals: list[Gradient | None]
-    reads: dict[tf.Operation, str]
+    reads: list[tf.Operation]
     slices: list[SliceSum]
 
 
@@ -83,11 +84,9 @@ def sum_over_batch(
             if gradient is not None:
                 parts = tf.nest.flatten(gradient, expand_composites=True)
                 parts = [tf.identity(part) for part in parts]
-                reads |= {part.op: _name_of(xs[i]) for part in parts}
+                reads += _marked(parts, xs[i])
                 copy = tf.nest.pack_sequence_as(gradient, parts, expand_composites=True)
                 totals[i] = _added(totals[i], copy)
-    for operation, name in reads.items():
-        setattr(operation, SUM_OF, name)
     totals = [
         total if total is None else cast(total, _dtype_of(x, total))
         for total, x in zip(totals, xs, strict=True)
@@ -130,7 +129,7 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
     dense = [(a, gradients[i]) for i, a in pairs if a.touched is None]
     if dense:
         add_to_sums(batch, *map(list, zip(*dense, strict=True)))
-    totals, reads, slices = [None] * len(xs), {}, []
+    totals, reads, slices = [None] * len(xs), [], []
     rows, clear = {}, {}
     with tf.control_dependencies(None):  # a roll-back clears, and must not run `after`
         for i, accumulator in pairs:
@@ -149,7 +148,7 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
                 parts = [tf.identity(rows[i].values), tf.identity(rows[i].indices)]
                 total = tf.IndexedSlices(*parts, rows[i].dense_shape)
                 slices.append(SliceSum(accumulator, gradients[i], total, clear[i]))
-            reads |= {part.op: _name_of(xs[i]) for part in parts}
+            reads += _marked(parts, xs[i])
             totals[i] = total
     return Sums(totals, reads, slices)
 
@@ -188,9 +187,13 @@ def _create_accumulators(pairs: list[tuple]) -> list[Accumulator]:
     return accumulators
 
 
-def _name_of(x) -> str:
-    """Returns the name of a tensor, variable or its handle."""
-    return x.name if isinstance(x, tf.Variable) else source_of(x).name
+def _marked(parts: list[tf.Tensor], x) -> list[tf.Operation]:
+    """Returns the operations that read a sum of gradients, which get the name of `x`."""
+    operations = [part.op for part in parts]
+    for operation in operations:
+        name = x.name if isinstance(x, tf.Variable) else source_of(x).name
+        setattr(operation, SUM_OF, name)
+    return operations
 
 
 def _dtype_of(x, total: Gradient) -> tf.DType:

@@ -71,10 +71,9 @@ class Interception:
         self.is_used = False
 
     @property
-    def reads(self) -> dict[tf.Operation, str]:
-        """Names of the variables by the operations that read their gradients' sums."""
-        pairs = [pair for call in self.calls for pair in call.sums.reads.items()]
-        return dict(pairs)
+    def reads(self) -> list[tf.Operation]:
+        """The operations that read sums of gradients."""
+        return [read for call in self.calls for read in call.sums.reads]
 
     def gradients(self, request: Request) -> list:
         """Returns d ys / d xs of the whole batch where x is not of a micro-batch.
@@ -99,7 +98,7 @@ class Interception:
                 else:
                     stack.enter_context(tf.init_scope())
             of_micro_batch = of_batch(self.batch)
-            check_first_order(ys, self.reads)
+            check_first_order(ys)
             check_shapes(self.batch)
             places = [i for i, op in enumerate(sources) if op not in of_micro_batch]
             self.is_used |= bool(places)

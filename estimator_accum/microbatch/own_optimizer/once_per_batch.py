@@ -50,8 +50,7 @@ class Model:
         slices = [s for call in self._calls for s in call.sums.slices]
         self.clear = [op for s in slices for op in add_slices(batch, s)]
         handles, library = batch.works.handles, library_of_functions()
-        reads = list(interception.reads)
-        of = of_batch(batch)
+        of, reads = of_batch(batch), interception.reads
         self.graph = ModelGraph([batch.works], of, reads, handles, library)
         self.waits = [operation for call in self._calls for operation in call.waits]
 

@@ -38,8 +38,6 @@ _lock = threading.Lock()
 _users = []
 # Attribute of an Identity that was put behind a tensor after tapes had recorded it.
 PASSES_ON = "_estimator_accum_passes_on"
-# Attribute of an operation that reads a sum of gradients: the name of what they are of.
-SUM_OF = "_estimator_accum_sum_of"
 _GRADIENTS = "_estimator_accum_gradients"  # attribute of a graph
 _own = []  # functions of TensorFlow that are replaced: (their place, name, function)
 
@@ -245,10 +243,7 @@ def _watch(original: Callable) -> Callable:
 def _jvp(original: Callable) -> Callable:
     def jvp(accumulator, primals, *args, **kwargs):
         if _taker() is not None:
-            parts = tf.nest.flatten(primals, expand_composites=True)
-            needed = data_ancestors([part.op for part in parts if hasattr(part, "op")])
-            reads = {op: getattr(op, SUM_OF) for op in needed if hasattr(op, SUM_OF)}
-            check_first_order(parts, reads)
+            check_first_order(tf.nest.flatten(primals, expand_composites=True))
         return original(accumulator, primals, *args, **kwargs)
 
     return jvp

@@ -55,7 +55,7 @@ class Phases:
                 find_moments(batch)
         if any(top.graph is not self._graph for top in request.tops):
             return self._parts[0].gradients(request)  # as in no phase
-        check_first_order(request.ys, self.reads)
+        check_first_order(request.ys)
         self._requests.append((request.tops, None))
         number, replica = self._place_of(request.tops)
         if number is not None:
@@ -127,10 +127,9 @@ class Phases:
         return any(part.is_used for part in self._parts)
 
     @property
-    def reads(self) -> dict[tf.Operation, str]:
-        """Names of the variables by the operations that read their gradients' sums."""
-        pairs = [pair for part in self._parts for pair in part.reads.items()]
-        return dict(pairs)
+    def reads(self) -> list[tf.Operation]:
+        """The operations that read sums of gradients."""
+        return [read for part in self._parts for read in part.reads]
 
     @property
     def _parts(self) -> list[Interception]:

@@ -6,6 +6,9 @@ from estimator_accum.graph.internals import context_of, counts_vectorized
 from estimator_accum.graph.walks import data_ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 
+# Attribute of an operation that reads a sum of gradients: the name of what they are of.
+SUM_OF = "_estimator_accum_sum_of"
+
 
 def check_outside(graph: tf.Graph, ys: list[tf.Tensor]) -> None:
     """Raises ValueError if a loss is made outside of the model_fn's own graph."""
@@ -24,16 +27,16 @@ def is_inside(graph: tf.Graph, tensor: tf.Tensor) -> bool:
     return tensor.graph is not graph or context_of(tensor.op) is not None
 
 
-def check_first_order(ys: list[tf.Tensor], reads: dict[tf.Operation, str]) -> None:
-    """Raises ValueError if tensors to derive need sums, as in `Sums.reads`."""
-    needed = data_ancestors([y.op for y in ys]) if reads else {}
-    read = next(filter(needed.__contains__, reads), None)
-    if read is not None:
+def check_first_order(ys: list[tf.Tensor]) -> None:
+    """Raises ValueError if tensors to derive need sums of gradients."""
+    needed = data_ancestors([y.op for y in ys if hasattr(y, "op")])
+    name = next((getattr(op, SUM_OF) for op in needed if hasattr(op, SUM_OF)), None)
+    if name is not None:
         raise ValueError(
             "A loss, or the primals of tf.autodiff.ForwardAccumulator.jvp, "
             "must not contain gradients with respect to weights: each "
             f"micro-batch knows only its share of them. Received: {ys[0].name}, which "
-            f"needs the gradient of {reads[read]}. Train without micro-batches."
+            f"needs the gradient of {name}. Train without micro-batches."
         )
 
 

@@ -84,7 +84,7 @@ def _check_trains(batch: WholeBatch, phases: Phases, train_op: tf.Operation) -> 
             "tf.gradients or an optimizer. Train without micro-batches."
         )
     reads = phases.reads
-    if reads and not reads.keys() & ancestors([train_op]):
+    if reads and ancestors([train_op]).keys().isdisjoint(reads):
         raise ValueError(
             "The train op must use the gradients: nothing else has a micro-batch, such "
             f"as operations that a hook runs. Received: {train_op.name}, which needs "
