@@ -1,10 +1,11 @@
 """Share of a model's activations that is computed on the whole batch."""
 
 import logging
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from estimator_accum.graph.functions import functions_of, graph_called
+from estimator_accum.graph.functions import graphs_called
 from estimator_accum.graph.names import (
     CALLS,
     PYTHON,
@@ -40,8 +41,8 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     head = Border(view, losses).operations
     needed = data_ancestors([tensor.op for tensor in losses])
     network = _computed_from_variables(set(needed)) & view.of_batch
-    whole = sum(_elements(view, op) for op in network & head.keys())
-    total = sum(_elements(view, op) for op in network)
+    whole = _elements(network & head.keys(), view.analysis.dims)
+    total = _elements(network, view.analysis.dims)
     _logger.debug(SHARE, 100 * whole / max(total, 1))
     if whole < _SOME * total or not whole:
         return
@@ -116,36 +117,26 @@ def _reads_within(operation: tf.Operation) -> bool:
     return is_call and any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
-def _elements(view: View, operation: tf.Operation) -> int:
-    """Returns the approximate number of an operation's results."""
-    if operation.type in CALLS:
-        return _elements_within(_called(operation))
-    total = 0
-    for output in operation.outputs:
-        if output.dtype.is_floating and output.shape.rank is not None:
-            try:
-                total += _number(view.analysis.dims(output))
-            except Mixed:
-                total += _number(_sizes(output))
-    return total
+def _elements(operations: Iterable[tf.Operation], dims_of: Callable) -> int:
+    """Returns the approximate number of the results of operations.
 
-
-def _elements_within(function: tf.Graph) -> int:
-    """Returns the approximate number of results of a function's operations."""
+    Args:
+        operations: The operations.
+        dims_of: Returns the sizes of a tensor, or raises Mixed.
+    """
     total = 0
-    for operation in function.get_operations():
+    for operation in operations:
         if operation.type in CALLS:
-            total += _elements_within(_called(operation))
+            (function,) = graphs_called(operation)
+            total += _elements(function.get_operations(), _sizes)
             continue
         for output in operation.outputs:
             if output.dtype.is_floating and output.shape.rank is not None:
-                total += _number(_sizes(output))
+                try:
+                    total += _number(dims_of(output))
+                except Mixed:
+                    total += _number(_sizes(output))
     return total
-
-
-def _called(operation: tf.Operation) -> tf.Graph:
-    (name,) = functions_of(operation)
-    return graph_called(operation, name, list(operation.inputs), len(operation.outputs))
 
 
 def _sizes(tensor: tf.Tensor) -> list[Size]:
