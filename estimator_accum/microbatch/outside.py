@@ -31,7 +31,7 @@ from estimator_accum.graph.writers import may_be_variable, variable_of, writes
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.inputs import can_be_fed, gives_another, pipeline_of
 from estimator_accum.microbatch.own_optimizer.refusals import SUM_OF
-from estimator_accum.microbatch.repeatable import changes_something
+from estimator_accum.microbatch.repeatable import changes_something, takes_any
 from estimator_accum.microbatch.replica import ReplicaBatch, StepPhase
 from estimator_accum.microbatch.writes import written_by
 
@@ -242,7 +242,7 @@ class Outside:
         done = self._pipeline | {
             operation
             for operation in self._passes
-            if not self._is_own(operation)
+            if not takes_any(operation, self._handles)
             and (operation in of_batch or self._changes(operation))
         }
         self._wait_for_none_of(done, inside)
@@ -454,8 +454,7 @@ class Outside:
 
     def _changes(self, operation: tf.Operation) -> bool:
         """Returns whether an operation changes a resource that is not of this batch alone."""
-        is_own = self._is_own(operation)
-        return not is_own and changes_something(operation, self._library)
+        return changes_something(operation, self._library, self._handles)
 
     def _changes_local_variables_alone(self, users: dict) -> bool:
         """Returns whether operations change no more than variables of the session.
@@ -467,10 +466,6 @@ class Outside:
         parts = map(local_results, tf.compat.v1.local_variables())
         local = {variable.op for variable in itertools.chain.from_iterable(parts)}
         return all(map(writes, changing)) and local.issuperset(written_by(changing))
-
-    def _is_own(self, operation: tf.Operation) -> bool:
-        """Returns whether an operation reads or writes a resource of this batch alone."""
-        return any(tensor.op in self._handles for tensor in operation.inputs)
 
     def _check_not_cleared(self, needed: Iterable[tf.Operation]) -> None:
         """Raises ValueError if a sparse gradient of an update before the last is read."""

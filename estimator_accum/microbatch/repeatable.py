@@ -136,16 +136,26 @@ def draw_by_number(draws: Iterable[tf.Operation], *, is_shared: bool) -> None:
             _draw_statelessly(operation, is_shared=is_shared)
 
 
-def changes_something(operation: tf.Operation, library: dict) -> bool:
+def changes_something(
+    operation: tf.Operation, library: dict, without: Collection[tf.Operation] = ()
+) -> bool:
     """Returns whether an operation changes a lasting state other than a random one.
 
     Args:
         operation: The operation.
         library: Definitions of functions by name.
+        without: Operations of handles; those that take one are left out.
     """
+    if takes_any(operation, without):
+        return False
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
     return any(_changes(kind, library) for kind in kinds_in(operation, library))
+
+
+def takes_any(operation: tf.Operation, handles: Collection[tf.Operation]) -> bool:
+    """Returns whether an operation reads or writes a resource, of some handles."""
+    return any(tensor.op in handles for tensor in operation.inputs)
 
 
 def shows_something(operation: tf.Operation, library: dict) -> bool:

@@ -55,9 +55,7 @@ class ModelGraph(NamedTuple):
 
     def changes(self, operation: tf.Operation) -> bool:
         """Returns whether an operation changes something outside of a micro-batch."""
-        if not changes_something(operation, self.library):
-            return False
-        return all(tensor.op not in self.handles for tensor in operation.inputs)
+        return changes_something(operation, self.library, self.handles)
 
 
 class BatchPlan(NamedTuple):

@@ -30,7 +30,11 @@ from estimator_accum.graph.writers import (
     writers_of,
     written_handles,
 )
-from estimator_accum.microbatch.repeatable import changes_something, shows_something
+from estimator_accum.microbatch.repeatable import (
+    changes_something,
+    shows_something,
+    takes_any,
+)
 from estimator_accum.microbatch.work import OWN_CHECK
 
 _BEFORE = -1  # all phases
@@ -69,10 +73,9 @@ class Times:
             library = library_of_functions()
             self.changes, self._showing = [], set()
             for operation in operations:
-                has_handle = any(tensor.op in handles for tensor in operation.inputs)
-                if has_handle or hasattr(operation, OWN_CHECK):
+                if hasattr(operation, OWN_CHECK):
                     continue
-                if changes_something(operation, library):
+                if changes_something(operation, library, handles):
                     self.changes.append(operation)
                 elif shows_something(operation, library) and operation not in layers:
                     self.changes.append(operation)
@@ -429,7 +432,7 @@ class TimesOfModelFn(Times):
         if not self.is_as_before(operation, phase):
             return []
         is_pass = self.is_in_passes(operation)
-        if operation not in self._reads and self._is_own(operation):
+        if operation not in self._reads and takes_any(operation, self.handles):
             return needed_by(operation)
         waits = control_inputs_of(operation)
         stays = [other for other in waits if not self._is_done(other, phase, is_pass)]
@@ -442,16 +445,12 @@ class TimesOfModelFn(Times):
         is_change = operation in self._changing
         if not is_change and self.is_in_passes(operation):
             return False
-        if self._is_own(operation):
+        if takes_any(operation, self.handles):
             return False
         waits = operation.control_inputs
         is_late = is_change or operation in self._of_sums
         is_late |= operation.type == "NoOp" and not self._changing.isdisjoint(waits)
         return (is_pass and is_late) or _BEFORE < self.of(operation) < phase
-
-    def _is_own(self, operation: tf.Operation) -> bool:
-        """Returns whether an operation reads or writes a variable of the batch's own."""
-        return any(tensor.op in self.handles for tensor in operation.inputs)
 
     def _follows(self, operation: tf.Operation, change: tf.Operation) -> bool:
         return operation in self._behind[change]
