@@ -133,15 +133,13 @@ class _Rows:
         numbers = [n for _, n in _needed(pairs, tensor)]
         if not numbers:
             return target
-        axis, are_read = shape.as_list().index(None), self._sizes.are_read
-        with contextlib.suppress(ValueError):  # it cannot be inferred
-            whole = self._sizes.of(tensor).as_list()
-            changed = _without_number(tensor, axis, whole, sizes, min(numbers))
-            if changed is not None:
-                parts = [target[i] if k is None else k for i, k in enumerate(changed)]
-                return tf.stack([tf.cast(part, target.dtype) for part in parts])
-        self._sizes.are_read = are_read
-        return target
+        whole, axis = self._sizes.sizes_of(tensor), shape.as_list().index(None)
+        changed = _without_number(tensor, axis, whole, sizes, min(numbers))
+        if changed is None:
+            return target
+        self._sizes.are_read = True
+        parts = [target[i] if k is None else k for i, k in enumerate(changed)]
+        return tf.stack([tf.cast(part, target.dtype) for part in parts])
 
     def _numbers(self) -> list[tuple[WholeBatch, int]]:
         """Returns the batches whose number of examples is static, with that number."""
@@ -170,14 +168,9 @@ class _Rows:
         if not pairs:
             return None
         batch, number = pairs[0]
-        are_read = self._sizes.are_read
-        try:
-            is_same = self._sizes.of(other)[place] == size
-        except ValueError:  # it cannot be inferred
-            is_same = False
-        if not is_same:
-            self._sizes.are_read = are_read  # by chance a multiple
-            return None
+        if self._sizes.sizes_of(other)[place] != size:
+            return None  # by chance a multiple
+        self._sizes.are_read = True
         return self._rows_if_fixed(tensor, axis, batch, size // number)
 
     def _rows_if_fixed(self, tensor, axis: int, batch: WholeBatch, span: int):

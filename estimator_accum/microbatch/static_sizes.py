@@ -170,6 +170,13 @@ class StaticSizes:
             f"the shape of {getattr(tensor, 'name', tensor)}. Use `tf.shape(x)[0]`."
         )
 
+    def sizes_of(self, tensor) -> list[int | None]:
+        """Returns the sizes of a tensor for the unsplit batch, which no code has read."""
+        shape = None
+        with contextlib.suppress(ValueError):
+            shape = self._inferred(tensor)
+        return (shape or _of_micro_batch(tensor)).as_list()  # False without a rank
+
     def _inferred(self, tensor) -> tf.TensorShape | None:
         if _key(tensor) in self._parts:
             return self._parts[_key(tensor)]
@@ -237,12 +244,10 @@ class StaticSizes:
         # The shape of a gradient is that of its variable.
         if is_interception_off() or not self.has_rows or not self._is_of_batch(tensor):
             return shape
-        are_read = self.are_read
-        with contextlib.suppress(ValueError):  # it cannot be inferred
-            if self.of(tensor).as_list()[0] == shape.as_list()[0]:
-                return tf.TensorShape([None, *shape[1:]])
-        self.are_read = are_read
-        return shape
+        if self.sizes_of(tensor)[0] != shape.as_list()[0]:
+            return shape
+        self.are_read = True
+        return tf.TensorShape([None, *shape[1:]])
 
     def _is_of_batch(self, tensor: tf.Tensor) -> bool:
         parts = {value.op for value in self._values if isinstance(value, tf.Tensor)}
