@@ -21,7 +21,7 @@ from estimator_accum.graph.data_sets import (
 from estimator_accum.graph.functions import library_of_functions, producer_of
 from estimator_accum.microbatch.inputs import gives_another
 from estimator_accum.microbatch.repeatable import is_repeatable
-from estimator_accum.microbatch.staging import named_components
+from estimator_accum.microbatch.staging import named_tensors
 
 
 def constant_features(data: dict) -> list[str]:
@@ -35,7 +35,8 @@ def constant_features(data: dict) -> list[str]:
     """
     pipeline = _Pipeline()
     constants, others = [], []
-    for name, components in named_components(data):
+    for name, value in named_tensors(data):
+        components = tf.nest.flatten(value, expand_composites=True)
         is_varying = any(map(pipeline.varies, components))
         if components[0].shape.rank != 0:
             (others if is_varying else constants).append(name)

@@ -141,14 +141,6 @@ def task_of(device: str) -> str:
     return tf.DeviceSpec(spec.job, spec.replica, spec.task).to_string()
 
 
-def named_components(data: dict) -> list[tuple[str, list[tf.Tensor]]]:
-    """Returns the name of each feature and label, and its components."""
-    return [
-        (name, tf.nest.flatten(value, expand_composites=True))
-        for name, value in named_tensors(data)
-    ]
-
-
 def rows_of(names: list[str], shapes: list) -> int:
     """Returns N for the shapes from a run of the fetches of `stage`.
 

@@ -66,5 +66,5 @@ def _views(batch: WholeBatch, loss: tf.Tensor, analysis: Analysis) -> Iterator[t
     yield loss, analysis, None
     parts = {True: [], False: []}
     for part in batch.parts:
-        parts[part.has_rows and part.sparse is None].append(part.sliced)
+        parts[part.has_rows].append(part.sliced)
     yield loss, Assumption(loss, parts[True], parts[False], None), None

@@ -63,14 +63,12 @@ class BatchPlan(NamedTuple):
 
     Attributes:
         roots: The train op, and others that change something.
-        moved: Those of `roots` that the forward pass waited for.
         fed: The tensors of a micro-batch that `roots` are computed from.
         waiting: Operations that would wait for the forward pass.
         reads: Operations that read the sums of gradients.
     """
 
     roots: list[tf.Operation]
-    moved: list[tf.Operation]
     fed: list[tf.Tensor]
     waiting: list[tf.Operation]
     reads: list[tf.Operation]
@@ -105,7 +103,7 @@ def divide(
     roots = [*roots, *moved]
     late = {*late, *_changes_and_what_waits(graph, roots, moved, forward)}
     fed, waiting = _follow(graph, roots, late)
-    return BatchPlan(roots, moved, fed, waiting, graph.reads)
+    return BatchPlan(roots, fed, waiting, graph.reads)
 
 
 def _move_out_of_forward(

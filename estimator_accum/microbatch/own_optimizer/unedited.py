@@ -63,7 +63,8 @@ def build_unedited(batch: WholeBatch, build: Callable):
         fed = [*(tensor for tensor, _ in values.pairs), *batch.works.total.done]
         order(plan._replace(fed=fed))
     with tf.control_dependencies(None):
-        train_op = tf.group(train_op, *plan.moved, *model.clear, name="train_batch")
+        roots = [root for root in plan.roots if root not in model.waits]
+        train_op = tf.group(*roots, *model.clear, name="train_batch")
     replica = complete(batch, **parts)
     return spec._replace(train_op=train_op), [
         StepPhase([replica], {}, [], [], [], None)
