@@ -294,7 +294,8 @@ def _draw_again(part: Interception, has_more: bool) -> None:
     """
     draws = [op for op in ancestors(part.batch.works.total.micro_ops) if is_draw(op)]
     with part.batch.as_current():
-        draw_by_number(draws, is_shared=False)
         if has_more:
             drawn = [operation.outputs[0] for operation in draws]
             make_repeatable(drawn, "Random numbers of a step with several updates")
+        else:
+            draw_by_number(draws, is_shared=False)
