@@ -9,7 +9,7 @@ of zeros. So each micro-batch gets the rows that it is without:
 
 import tensorflow as tf
 
-from estimator_accum.graph.copies import change_input
+from estimator_accum.graph.copies import replace
 from estimator_accum.graph.internals import context_of
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.head import View, of_batch
@@ -59,12 +59,7 @@ def _can_add(operation: tf.Operation, span: Size) -> bool:
 
 def _add(batch: WholeBatch, operation: tf.Operation, span: int) -> None:
     (tensor,) = operation.outputs
-    users = [
-        (user, i)
-        for user in tensor.consumers()
-        for i, of_user in enumerate(user.inputs)
-        if of_user is tensor
-    ]
+    readers = tensor.consumers()
     number = batch.size * span
     # As TensorFlow computes them for examples before others.
     fill = tf.ones if operation.type.endswith("Prod") else tf.zeros
@@ -74,5 +69,4 @@ def _add(batch: WholeBatch, operation: tf.Operation, span: int) -> None:
     is_last = tf.equal(batch.begin + batch.size, batch.rows)
     setattr(joined.op, ADDED_ATTRIBUTE, LastEntry(numbers, number, is_last))
     setattr(rows.op, ROWS_ATTRIBUTE, Size(span))
-    for user, i in users:
-        change_input(user, i, rows)
+    replace(tensor, rows, readers)
