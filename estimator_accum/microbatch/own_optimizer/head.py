@@ -46,7 +46,7 @@ from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
 from estimator_accum.rows.guards import LastEntry, OwnRows
 from estimator_accum.rows.sizes import Size
-from estimator_accum.rows.states import MIXED, Mixed, State
+from estimator_accum.rows.states import Mixed, State
 
 # Operations whose results depend on the number of examples alone.
 _SHAPES = OF_SHAPES - {"Rank"}
@@ -62,7 +62,7 @@ class View:
     Args:
         batch: The batch.
         targets: Tensors to look at, with all that they are computed from.
-        states: Further tensors' states, by reference.
+        mixed: Tensors that belong to no example.
         can_check: As for `Analysis`.
 
     Attributes:
@@ -71,7 +71,7 @@ class View:
     """
 
     def __init__(
-        self, batch: WholeBatch, targets: list[tf.Tensor], states=(), can_check=True
+        self, batch: WholeBatch, targets: list[tf.Tensor], mixed=(), can_check=True
     ):
         self.batch = batch
         self._parts = {part.sliced.ref(): part for part in batch.parts}
@@ -84,9 +84,9 @@ class View:
                 ragged[part.ragged].append(part.sliced)
         list_states, values = states_of_sparse(sparse)
         list_states |= states_of_ragged(ragged)
-        states = {t.ref(): state for t, state in batch.rows_of_others} | dict(states)
+        states = {t.ref(): state for t, state in batch.rows_of_others}
         states = list_states | states
-        self.analysis = Analysis(rows, (), states, values, can_check=can_check)
+        self.analysis = Analysis(rows, mixed, states, values, can_check=can_check)
         self.analysis.analyze(targets)
         self._targets, self._pure, self._by_weights = targets, {}, {}
         self._note_graph()
@@ -267,8 +267,7 @@ def find_rows(
     Returns:
         Pairs (rows, their axis), and (summary of a histogram of rows, None).
     """
-    states = {tensor.ref(): MIXED for tensor in mixed}
-    view = View(batch, targets, states, can_check=False)
+    view = View(batch, targets, mixed, can_check=False)
     histograms = {
         operation.outputs[0].ref(): None
         for operation in Border(view, targets).operations
