@@ -261,7 +261,8 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
         with tf.control_dependencies(None):
             initialize = total.write(tf.zeros([], value.dtype))
             sums.append(total.read())
-        batch.works.add(Work(micro_ops=[add], initialize=[initialize]))
+        work = Work(micro_ops=[add], empty=[initialize], initialize=[initialize])
+        batch.works.add(work)
     with tf.control_dependencies(None):
         total, weight = sums
         if reduction == "sum":
