@@ -121,9 +121,7 @@ class Interception:
             has_others = len(places) < len(xs)
             gradients = request.plain() if has_others else [None] * len(xs)
             fixed = request._replace(xs=[xs[i] for i in places])
-            derivation = derive(
-                self.batch, self.copies, fixed, view.of_now(fixed.tops)
-            )
+            derivation = derive(self.batch, self.copies, fixed, view.of_now(fixed.tops))
             sums = sum_over_batch(self.batch, fixed.xs, derivation, after)
             self.calls.append(Call(ys, waits, derivation, sums))
             for i, total in zip(places, sums.totals, strict=True):

@@ -40,7 +40,7 @@ def build_unedited(batch: WholeBatch, build: Callable):
     phases = Phases([batch])
     with batch.as_current(), intercepting(phases.gradients):
         spec = build()
-    interception = phases.all[0][0].interception
+    interception = phases.all[0][0]
     if batch.has_train_op and not phases.is_used:
         with batch.as_current():
             make_repeatable(batch.works.total.twice)
