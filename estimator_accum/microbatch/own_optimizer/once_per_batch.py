@@ -14,6 +14,7 @@ import tensorflow as tf
 from estimator_accum.graph.functions import library_of_functions
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.outside import check_sources
 from estimator_accum.microbatch.own_optimizer.activations import report_activations
 from estimator_accum.microbatch.own_optimizer.batch_norm import find_moments
 from estimator_accum.microbatch.own_optimizer.batch_values import (
@@ -49,6 +50,7 @@ class Model:
         # Complete, so what reads the sums of sparse gradients is known.
         slices = [s for call in self._calls for s in call.sums.slices]
         self.clear = [op for s in slices for op in add_slices(batch, s)]
+        check_sources(batch)
         handles, library = batch.works.handles, library_of_functions()
         of, reads = of_batch(batch), interception.reads
         self.graph = ModelGraph([batch.works], of, reads, handles, library)
