@@ -664,13 +664,13 @@ class _Trace:
             return
         self._was = value
         rows = [n for runner in self._runners[:1] for n in runner.rows]
-        line = f"micro-batches: at {place} {' + '.join(map(str, rows))} = {value}"
+        line = f"micro-batches: at {place} {' + '.join(map(str, rows))} = "
         if value == 1:
-            write_line(f"{line} micro-batch; the model runs as unsplit", _logger)
+            write_line(f"{line}1 micro-batch; the model runs as unsplit", _logger)
             return
         size = -(-max(rows) // value)
         runs = _describe_runs([len(_passes_of(phase)) for phase in self._phases])
-        write_line(f"{line} x {size} micro-batches; the model runs {runs}", _logger)
+        write_line(f"{line}{size} x {value} micro-batches; the model runs {runs}", _logger)
 
 
 def _describe_runs(passes: list[int]) -> str:

@@ -14,6 +14,7 @@ from estimator_accum.graph.names import (
 )
 from estimator_accum.graph.walks import data_ancestors, data_descendants
 from estimator_accum.microbatch.own_optimizer.head import Border, View
+from estimator_accum.reports._display import write_line
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import NO_RULE, Mixed
 
@@ -65,10 +66,10 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
             *(share, _listed(causes), remedy),
         )
     else:
-        _logger.info(
-            "micro-batches: %d%% of the activations are computed on the whole batch: "
-            "see %s%s",
-            *(share, _listed(causes), remedy),
+        write_line(
+            f"micro-batches: {share}% of the activations are computed on the whole "
+            f"batch: see {_listed(causes)}{remedy}",
+            _logger,
         )
 
 

@@ -1253,18 +1253,18 @@ def test_several_threads_may_call_a_step():
     [
         (
             _contrast,
-            "6 micro-batches; the model runs twice: its loss or a layer compares examples",
+            "4 micro-batches; the model runs twice: its loss or a layer compares examples",
         ),
         (
             _critic_and_generator,
-            "6 micro-batches; the model runs 3 times for 3 updates",
+            "4 micro-batches; the model runs 3 times for 3 updates",
         ),
     ],
 )
 def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs):
     step, _, arguments = make()
     microbatch_step(step, 4)(*arguments)
-    assert f"at step 1 23 = 4 x {runs}" in capsys.readouterr().err
+    assert f"at step 1 23 = 6 x {runs}" in capsys.readouterr().err
 
 
 def test_a_batch_that_auto_does_not_split_is_said_to_be_one(capsys):
