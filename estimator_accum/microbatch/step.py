@@ -670,7 +670,9 @@ class _Trace:
             return
         size = -(-max(rows) // value)
         runs = _describe_runs([len(_passes_of(phase)) for phase in self._phases])
-        write_line(f"{line}{size} x {value} micro-batches; the model runs {runs}", _logger)
+        write_line(
+            f"{line}{size} x {value} micro-batches; the model runs {runs}", _logger
+        )
 
 
 def _describe_runs(passes: list[int]) -> str:
