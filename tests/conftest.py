@@ -18,7 +18,7 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _LONG = 24  # rows of a table
 _WHOLE = {"rows", "keras", "compat"}  # folders whose tables run on both Pythons
 # But tables of what models compute, in which Keras's version decides little.
-_OF_GRAPHS = {"test_microbatch.py", "test_state_of_steps.py"}
+_OF_GRAPHS = {"test_microbatch.py", "test_state_of_steps.py", "test_own_train_steps.py"}
 
 
 def pytest_addoption(parser):

@@ -29,7 +29,7 @@ from estimator_accum import (
     make_accumulating_train_op,
 )
 
-pytestmark = pytest.mark.usefixtures("graph_optimizer")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("graph_optimizer")]
 v1 = tf.compat.v1
 RATE, MOMENTUM, CLIP_NORM, ROWS = 0.5, 0.5, 2.0, 4
 _numbers = st.integers(-8, 8).map(float)

@@ -15,16 +15,18 @@ from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.replicas import replicas_on_cpus
 
 v1 = tf.compat.v1
-COUNTS = (1, 2, 3, 4)
+COUNTS = (1, 2, 3)
 KERAS = "keras", "keras_mean", "keras_reduced"  # weighted, of batches, their sums
 STEPS, CLIP = 3, 0.5  # K and the clipping norm
 ROWS, EXAMPLES = 5, 2
 
 rng = np.random.default_rng(0)
-DENSE = rng.normal(size=[STEPS, 4, EXAMPLES, 3])
-LOOKED_UP = rng.integers(0, ROWS - 1, size=[STEPS, 4, EXAMPLES])  # not the last row
-SLICES = rng.normal(size=[STEPS, 4, EXAMPLES, 2])
-WEIGHTS = rng.uniform(1.0, 3.0, size=[STEPS, 4])
+DENSE = rng.normal(size=[STEPS, max(COUNTS), EXAMPLES, 3])
+LOOKED_UP = rng.integers(
+    0, ROWS - 1, size=[STEPS, max(COUNTS), EXAMPLES]
+)  # not the last row
+SLICES = rng.normal(size=[STEPS, max(COUNTS), EXAMPLES, 2])
+WEIGHTS = rng.uniform(1.0, 3.0, size=[STEPS, max(COUNTS)])
 
 
 class _Replicas:
