@@ -192,9 +192,10 @@ def check_rows(names: list[str], shapes: list, constants: list[str]) -> None:
             raise ValueError(
                 "A feature that is computed from no example must not have as many rows "
                 "as its batch has examples: it may have one for each of them, or belong "
-                f"to none. Received: {name}, with {int(shape[0])} rows for as many "
-                "examples. Make it in model_fn if it belongs to none, or compute it from "
-                "a feature that has a row for each, as tf.ones_like does."
+                f"to none. Received: {name}, with {int(shape[0])} rows for "
+                f"{int(shape[0])} examples, computed from none of them. Make it in "
+                "model_fn if it belongs to none, or compute it from a feature that has a "
+                "row for each, as tf.ones_like does."
             )
 
 

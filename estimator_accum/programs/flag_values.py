@@ -12,7 +12,14 @@ from absl import flags
 
 from estimator_accum.programs.folder import read_settings
 from estimator_accum.programs.numerals import parse_integer
-from estimator_accum.programs.parsers import PARSERS, Number, Place, allowed_values
+from estimator_accum.programs.parsers import (
+    COUNT,
+    PARSERS,
+    POSITIVE,
+    Number,
+    Place,
+    allowed_values,
+)
 from estimator_accum.programs.settings import (
     FLAGS,
     GENERAL,
@@ -87,7 +94,10 @@ def define_program_flags(settings_type: type) -> flags.FlagValues:
 
 def help_text(values: flags.FlagValues) -> str:
     """Returns the flags' part of a --help text: groups, required flags first."""
-    lines = ["Flags are written --flag=value; values below are the defaults."]
+    lines = [
+        "Flags are written --flag=value; values below are the defaults.",
+        "A number without a range is above 0.",
+    ]
     for group in GROUPS:
         group_flags = values.flags_by_module_dict().get(group, ())
         members = [
@@ -110,7 +120,8 @@ def _help_lines(flag_: flags.Flag) -> list[str]:
     if flag_.short_name:
         name += f", -{flag_.short_name}"
     text = flag_.help
-    if kind := allowed_values(flag_.parser):
+    kind = allowed_values(flag_.parser)
+    if kind and flag_.parser not in (COUNT, POSITIVE):
         text += f" ({kind})"
     return [name, *textwrap.wrap(text, 88, initial_indent=_TAB, subsequent_indent=_TAB)]
 

@@ -58,7 +58,7 @@ OF_SPLITS = {"splits", "ends", "begins", "from_begin", "to_end", "between"}
 FIXED, SIZES, MIXED = State("fixed"), State("sizes"), State("mixed")
 COUNTS, UNPADDED = State("counts"), State("unpadded")
 EMPTY_LIST = State("list")
-NO_RULE = "there is no rule for it"  # why the analysis does not know a state
+NO_RULE = "no rule of this library covers it"  # why the analysis does not know a state
 
 
 class Mixed(Exception):
