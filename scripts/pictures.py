@@ -108,13 +108,13 @@ def keras_bars() -> Bars:
 
 
 def draw_idea():
-    """Draws a batch, its micro-batches, the sum of their gradients and one update."""
+    """Draws a batch, its micro-batches, the mean of their gradients and one update."""
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
 
-    figure = Figure(figsize=(8.4, 2.7), layout="constrained")
+    figure = Figure(figsize=(5.8, 2.1), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlim=(0, 84), ylim=(0, 27), aspect="equal")
+    axes.set(xlim=(0, 58), ylim=(0, 21), aspect="equal")
     axes.axis("off")
 
     def box(x, y, width, height, color, text):
@@ -127,16 +127,16 @@ def draw_idea():
         style = {"arrowstyle": "-|>", "color": _GREY, "linewidth": 1.2}
         axes.annotate("", end, start, arrowprops=style)
 
-    box(1, 3, 13, 21, _ORANGE, "batch of\n32 examples")
+    box(0.5, 3.8, 11.5, 16.8, _ORANGE, "batch of\n32 examples")
     for number in range(4):
-        y = 19.5 - 5.5 * number
-        arrow((14.5, 13.5), (20.5, y + 2.2))
-        box(21, y, 14, 4.4, _BLUE, "8 examples")
-        arrow((35.5, y + 2.2), (43.5, 13.5))
-    box(44, 9, 17, 9, _GREEN, "mean of the\n4 gradients")
-    arrow((61.5, 13.5), (68.5, 13.5))
-    box(69, 9, 14, 9, _ORANGE, "one update of\nthe weights")
-    axes.text(28, 0.2, "one after the other", ha="center", va="center")
+        y = 17 - 4.4 * number
+        arrow((12.2, 12.2), (16.3, y + 1.8))
+        box(16.5, y, 10.5, 3.6, _BLUE, "8 examples")
+        arrow((27.2, y + 1.8), (31.3, 12.2))
+    box(31.5, 8.2, 11, 8, _GREEN, "mean of the\n4 gradients")
+    arrow((42.7, 12.2), (45.3, 12.2))
+    box(45.5, 8.2, 12, 8, _ORANGE, "one update of\nthe weights")
+    axes.text(21.75, 1.5, "one after the other", ha="center", va="center")
     return figure
 
 
