@@ -62,7 +62,7 @@ def changes_once(variable: tf.Operation, writers: MicroStepWriters) -> bool:
                 return False
             if source is not variable and not changes_once(source, writers):
                 return False
-    return _is_repeatable(variable, writes)
+    return _change_once(variable, writes)
 
 
 class _Write(NamedTuple):
@@ -103,7 +103,7 @@ def _write_of(operation: tf.Operation) -> _Write | None:
     return _Write(operation, reads, definition)
 
 
-def _is_repeatable(variable: tf.Operation, writes: list[_Write]) -> bool:
+def _change_once(variable: tf.Operation, writes: list[_Write]) -> bool:
     """Returns whether writes, one after the other, change random values once."""
     variables = {variable, *(v for write in writes for v in write.reads.values())}
     if not all(map(_can_be_drawn, variables)):

@@ -65,7 +65,7 @@ def is_linear(
         is_derived = original_of(tensor.op) is not None and tensor.op not in later
         return tensor.name in results or is_derived
 
-    terms = terms_of(tensor, is_gradient)
+    terms = products_of(tensor, is_gradient)
     if terms is None:
         return False
     gradients, factors = ([tensor.op for tensor in part] for part in terms)
@@ -76,7 +76,7 @@ def is_linear(
     return not of_factors or not of_factors & varying(ancestors(gradients))
 
 
-def terms_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
+def products_of(tensor: tf.Tensor, is_gradient) -> tuple[list, list] | None:
     """Returns the gradients and factors of which a tensor is a sum of products."""
     ways = {}  # by tensor: (summands, factors); None where it is no such sum
     waiting = [tensor]
@@ -157,7 +157,7 @@ def check_losses(gradients: list[tf.Tensor]) -> None:
             )
 
 
-def check_own_gradients(gradients: list[Gradient], optimizer) -> None:
+def check_linear(gradients: list[Gradient], optimizer) -> None:
     """Refuses gradients that `compute_gradients` has changed in other than a linear way.
 
     It warns of operations that may be linear, such as an average over workers.

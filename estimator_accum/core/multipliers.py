@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from estimator_accum.core.gradients import Gradient, values_of
-from estimator_accum.core.linear import parts_of, terms_of
+from estimator_accum.core.linear import parts_of, products_of
 from estimator_accum.graph.internals import original_of
 from estimator_accum.graph.names import VARIABLES
 from estimator_accum.graph.walks import data_ancestors
@@ -28,7 +28,7 @@ class Multipliers:
         self._graph = values_of(gradients[0]).graph
         self._variables = {}
         for part in (part for gradient in gradients for part in parts_of(gradient)):
-            terms = terms_of(part, lambda tensor: original_of(tensor.op) is not None)
+            terms = products_of(part, lambda tensor: original_of(tensor.op) is not None)
             computed, factors = terms or ([], [])
             needed = data_ancestors([factor.op for factor in factors])
             variables = [op for op in needed if op.type in VARIABLES]

@@ -21,7 +21,7 @@ from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.gradients import Gradient
 from estimator_accum.core.interception import without_interception
-from estimator_accum.core.linear import check_own_gradients
+from estimator_accum.core.linear import check_linear
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.multipliers import Multipliers
 from estimator_accum.core.options import AccumulationSteps, Options, check_minimize
@@ -124,7 +124,7 @@ class AccumulatingOptimizer(tf.compat.v1.train.Optimizer):
         clock = clock_of(self._options.inside(current_batch()))
         if is_own and makes_mean(clock) and not _has_examples(loss):
             gradients = [gradient for gradient, _ in pairs if gradient is not None]
-            check_own_gradients(gradients, self._optimizer)
+            check_linear(gradients, self._optimizer)
         remember(pairs, loss)
         return pairs
 

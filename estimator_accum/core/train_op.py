@@ -12,7 +12,7 @@ from estimator_accum.core.arguments import check_loss
 from estimator_accum.core.clock import EveryKRuns, clock_of
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.core.interception import without_interception
-from estimator_accum.core.linear import check_own_gradients
+from estimator_accum.core.linear import check_linear
 from estimator_accum.core.micro_batch import makes_mean, micro_batch_of, weigh
 from estimator_accum.core.options import AccumulationSteps, Options, check_minimize
 from estimator_accum.core.replica_context import check_replica_context
@@ -164,7 +164,7 @@ def make_accumulating_train_op(
         )
     gradients, variables, device = check_trained(pairs, loss)
     if is_own and makes_mean(clock):
-        check_own_gradients(gradients, optimizer)
+        check_linear(gradients, optimizer)
     if isinstance(clock, EveryKRuns):
         check_declared_loss(gradient_accumulation_steps, reduction, loss)
         check_equal_weights(

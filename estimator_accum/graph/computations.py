@@ -22,7 +22,7 @@ def computation_of(tensor: tf.Tensor) -> tuple:
         operation = result.op
         if operation in places:
             parts.append((places[operation], result.value_index))
-        elif len(places) < _MOST_OPERATIONS and _is_repeatable(operation):
+        elif len(places) < _MOST_OPERATIONS and _is_pure(operation):
             places[operation] = len(places)
             inputs = operation.inputs
             settings = settings_of(operation)
@@ -33,7 +33,7 @@ def computation_of(tensor: tf.Tensor) -> tuple:
     return tuple(parts)
 
 
-def _is_repeatable(operation: tf.Operation) -> bool:
+def _is_pure(operation: tf.Operation) -> bool:
     """Returns whether another operation of the type computes the same from its inputs."""
     if context_of(operation) is not None or functions_of(operation):
         return False

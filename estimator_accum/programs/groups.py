@@ -6,7 +6,11 @@ does not: then the processes that it waited for get the signal here, once.
 
 import os
 import pathlib
+import signal
 
+# Signals that end a command, and the time between two looks at its processes.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+SECS_BETWEEN_LOOKS = 0.2
 _ENDED = "ZX"  # states of a process: zombie, dead
 
 

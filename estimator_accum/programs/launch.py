@@ -46,8 +46,6 @@ from estimator_accum.programs.folder import (
 )
 from estimator_accum.programs.program import escape_what_stdout_lacks
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_SECS_BETWEEN_LOOKS = 0.2
 _GRACE_SECS = 30  # after the tasks' own watchdogs should have ended them
 _DEFAULT_RESTARTS = 5
 HELP = {  # of the launchers' flags
@@ -158,7 +156,7 @@ def run(launch: Launch) -> int:
 def _handle_signals(handler) -> dict[int, object]:
     """Handles the signals that are not ignored; returns their previous handlers."""
     # `nohup` and a shell's background jobs start a process that ignores some of them.
-    numbers = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in groups.SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in numbers}
 
 
@@ -356,11 +354,11 @@ def _watch(tasks: list[_Task], launch: Launch, progress: _Progress) -> int:
         for task in tasks:
             selector.register(task.process.stdout, selectors.EVENT_READ, task)
         while True:
-            for key, _ in selector.select(_SECS_BETWEEN_LOOKS):
+            for key, _ in selector.select(groups.SECS_BETWEEN_LOOKS):
                 if key.data.show_output() is None:
                     selector.unregister(key.fileobj)
             if not selector.get_map():
-                time.sleep(_SECS_BETWEEN_LOOKS)
+                time.sleep(groups.SECS_BETWEEN_LOOKS)
             progress.look()
             codes = [task.code for task in tasks]
             lost = [task for task, code in zip(tasks, codes, strict=True) if code]
@@ -385,7 +383,7 @@ def _let_end(tasks: list[_Task], secs: float) -> None:
     while time.monotonic() < until and [t for t in others if not t.has_ended()]:
         for task in tasks:
             task.show_output()
-        time.sleep(_SECS_BETWEEN_LOOKS)
+        time.sleep(groups.SECS_BETWEEN_LOOKS)
 
 
 def _code_of(lost: list[_Task]) -> int:

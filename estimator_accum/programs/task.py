@@ -27,8 +27,6 @@ from estimator_accum.programs.command_line import (
     exit_code_of,
 )
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_SECS_BETWEEN_LOOKS = 0.2
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
@@ -99,13 +97,15 @@ def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> i
     After a signal that ends it, such as a shell, the end is that of all processes of its
     group, which get the signal; a second one kills them.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until a process can get them
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, groups.SIGNALS
+    )  # until a process can get them
     process = subprocess.Popen(
         command,
         env=env,
         start_new_session=True,  # Ctrl-C reaches the command once, from here
         # The mask would be inherited. Safe: this process has no threads.
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS),  # noqa: PLW1509
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, groups.SIGNALS),  # noqa: PLW1509
     )
     received = []
 
@@ -116,14 +116,14 @@ def run_and_forward_signals(command: Sequence[str], env: Mapping[str, str]) -> i
         else:
             groups.send_signal(process.pid, signal.SIGKILL)
 
-    before = {number: signal.signal(number, forward) for number in _SIGNALS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    before = {number: signal.signal(number, forward) for number in groups.SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, groups.SIGNALS)
     try:
         code = process.wait()
         if received and code < 0:  # else the command has passed it on, or not at will
             groups.send_signal(process.pid, received[-1])
             while groups.is_running(process.pid):
-                time.sleep(_SECS_BETWEEN_LOOKS)
+                time.sleep(groups.SECS_BETWEEN_LOOKS)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer
-from estimator_accum.core.linear import terms_of
+from estimator_accum.core.linear import products_of
 from estimator_accum.graph.lookups import joined_tensors
 from estimator_accum.graph.writers import MicroStepWriters
 from estimator_accum.rows.analysis import Analysis
@@ -38,10 +38,10 @@ def _graph():
 def test_a_gradient_that_is_scaled_again_and_again_is_linear(step, length, factors):
     gradient = v1.placeholder(tf.float32, [2])
     scaled = _chain(gradient, step, length)
-    gradients, scales = terms_of(scaled, lambda tensor: tensor is gradient)
+    gradients, scales = products_of(scaled, lambda tensor: tensor is gradient)
     assert gradients == [gradient] and len(scales) == factors
     squared = _chain(scaled * scaled, step, 25)
-    assert terms_of(squared, lambda tensor: tensor is gradient) is None
+    assert products_of(squared, lambda tensor: tensor is gradient) is None
 
 
 def test_gradients_that_are_scaled_again_and_again_are_applied():

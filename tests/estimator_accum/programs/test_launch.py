@@ -15,6 +15,7 @@ import psutil
 import pytest
 import tqdm
 
+from estimator_accum.programs import groups
 from estimator_accum.programs import launch as launcher
 from tests.helpers.processes import running
 
@@ -77,7 +78,7 @@ def _nothing_runs(folder: pathlib.Path) -> bool:
 def launch(output_dir, monkeypatch, capsys):
     """Runs the launcher in this process; returns (exit code, output)."""
     task = output_dir.with_name("task.py")
-    monkeypatch.setattr(launcher, "_SECS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(groups, "SECS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(launcher, "_libc", None)  # this process has threads
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
 
