@@ -9,8 +9,8 @@ The flags are those of google-research/bert's `run_classifier.py`, plus
         --init_checkpoint=bert/MODEL/bert_model.ckpt --max_seq_length=128 \
         --train_batch_size=8 --gradient_accumulation_steps=4 --output_dir=cola_output
 
-Without sizes, an update is 32 examples in one micro-batch. A stopped run resumes from its last
-checkpoint when it is started again with the same flags.
+Without sizes, an update is 32 examples in one micro-batch. A stopped run resumes from its
+last checkpoint when it is started again with the same flags.
 """
 
 import pathlib

@@ -1,11 +1,12 @@
 """Rows of text files: tab-separated, comma-separated, or one JSON object a line.
 
 The end of the name says which: `.csv`, `.jsonl` (or `.json`), also in capitals; anything
-else is tab-separated. All are UTF-8; a byte order mark and CRLF line ends are accepted, and
-empty lines are skipped. In a tab-separated file a quotation mark is a character like any other,
-as in GLUE's own loaders; in a comma-separated one it encloses commas, line breaks and
-doubled quotation marks (RFC 4180), and spaces after a comma are ignored. In JSON lines a
-text is a string; a label that is a number, true or false stands for its own spelling.
+else is tab-separated. All are UTF-8; a byte order mark and CRLF line ends are accepted,
+and empty lines are skipped. In a tab-separated file a quotation mark is a character like
+any other, as in GLUE's own loaders; in a comma-separated one it encloses commas, line
+breaks and doubled quotation marks (RFC 4180), and spaces after a comma are ignored. In
+JSON lines a text is a string; a label that is a number, true or false stands for its own
+spelling.
 """
 
 import csv

@@ -7,8 +7,8 @@
         micro-steps
 
 A hook does not know the number of the steps. The examples of a micro-batch are the
-caller's number, or in the first line that of `Dataset.batch`. The memory of the model is missing if an earlier training of the
-process needed more.
+caller's number, or in the first line that of `Dataset.batch`. The memory of the model is
+missing if an earlier training of the process needed more.
 """
 
 import logging

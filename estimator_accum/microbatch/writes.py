@@ -1,7 +1,8 @@
 """Roll back of the values that operations write.
 
 Operations of every micro-batch may write variables, such as batch normalization's
-averages, or tables. They must be as before, if memory runs out in mid-batch and it is retried.
+averages, or tables. They must be as before, if memory runs out in mid-batch and it is
+retried.
 """
 
 from collections.abc import Collection, Iterable

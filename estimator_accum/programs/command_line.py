@@ -163,8 +163,8 @@ def exit_code_of(action: Callable[[], int | None], speaker: str | None = None) -
 
     Returns:
         The action's result, 0 for None; 1 if a fetch fails or yields another file; 2
-        for bad flags or files, or a missing package; 130 (128 + SIGINT) after Ctrl-C; 141 (128 + SIGPIPE) if
-        the reader of stdout has left.
+        for bad flags or files, or a missing package; 130 (128 + SIGINT) after Ctrl-C; 141
+        (128 + SIGPIPE) if the reader of stdout has left.
     """
     speaker = speaker or os.path.basename(sys.argv[0])
     escape_what_stdout_lacks()

@@ -4,7 +4,8 @@
         "size": [4, 512, 8], "steps": 4, "micro_batch_size": 8, "tokens": 16,
         "micro_steps": 16}'
 
-It serves seconds per micro-step. `way` is "plain", "accumulate" or, with Keras 3, "built-in".
+It serves seconds per micro-step. `way` is "plain", "accumulate" or, with Keras 3,
+"built-in".
 """
 
 import importlib

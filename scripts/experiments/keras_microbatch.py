@@ -4,8 +4,8 @@
 
 Trains 30 updates in float64 for each loss and kind of model, on batches of 10, 8, 6 and 1
 examples, in 3 and in 4 micro-batches: some sizes are unequal, and some batches have fewer
-micro-batches. Prints the largest difference of weights, slots, losses and metrics as a Markdown table.
-Fails if a difference is above 1e-11.
+micro-batches. Prints the largest difference of weights, slots, losses and metrics as a
+Markdown table. Fails if a difference is above 1e-11.
 """
 
 import importlib

@@ -5,9 +5,9 @@
 
 Trains each model on batches of one size: with the plain Estimator, or the plain model of
 Keras, and unchanged inside `microbatch_model_fn` or `microbatch`. Each run has its own
-process. Models of feature columns, texts and lists are those of share_table.py. Memory is the peak of the model: all tensors that are alive at the same time,
-variables included, as TensorFlow's best-fit allocator counts them. Prints a Markdown
-table [MB].
+process. Models of feature columns, texts and lists are those of share_table.py. Memory is
+the peak of the model: all tensors that are alive at the same time, variables included, as
+TensorFlow's best-fit allocator counts them. Prints a Markdown table [MB].
 """
 
 import argparse

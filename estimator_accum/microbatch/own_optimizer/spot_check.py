@@ -8,18 +8,19 @@ with random gradients of the rows, and the same random numbers in all, and the s
 moments if each micro-batch is normalized by its own (fed_moments.py). Entries of examples,
 of which there may be any number, are compared like rows; their gradients are a function
 of them. a, b, a' and b' are examples from all parts of the batch; a' and b' have noise on
-dense features that are no integers. It guards the rules of the analysis, and finds gradients of their own
-(tf.custom_gradient) that combine examples, which no analysis of the forward pass can.
+dense features that are no integers. It guards the rules of the analysis, and finds
+gradients of their own (tf.custom_gradient) that combine examples, which no analysis of the
+forward pass can.
 
 The four micro-batches have the same size, so the same code multiplies in all of them: an
 example's own numbers are the same in any precision (TF32, bfloat16), and only sums over
 examples are rounded in different ways. The bound is the rounding of such a sum. Where
 such sums are multiplied (late_products.py), they are judged by it, and products of them
 by that of bfloat16; so are lists of entries, and all gradients beside these, on a GPU:
-lists have other lengths, for which it may multiply by other code. Groups have other sizes, for which code of other precision may
-multiply; a number near a step (ReLU, quantization, argmax) may fall to its other side.
-Their bound is a share of the numbers themselves: a dependence on the number of examples,
-or on places in the batch, is larger.
+lists have other lengths, for which it may multiply by other code. Groups have other sizes,
+for which code of other precision may multiply; a number near a step (ReLU, quantization,
+argmax) may fall to its other side. Their bound is a share of the numbers themselves: a
+dependence on the number of examples, or on places in the batch, is larger.
 
 Fingerprints are compared, so no gradient leaves the session. It changes no variable.
 Training is refused if two looks fail, at different examples.

@@ -1,7 +1,8 @@
 """Stand-ins of tf.contrib against results of TensorFlow 1.15.5.
 
 The tables were printed by `python tests/helpers/models/contrib_layers.py`, and
-`contrib_crf.py` and `contrib_learning.py` beside it on Python 3.7.16 with tensorflow 1.15.5 on 25 November 2026, on a CPU.
+`contrib_crf.py` and `contrib_learning.py` beside it on Python 3.7.16 with tensorflow
+1.15.5 on 25 November 2026, on a CPU.
 """
 
 import types
