@@ -502,6 +502,26 @@ def test_statistics_that_are_not_those_of_a_micro_batch_are_refused(make, senten
         microbatch_step(step, 4, batch_norm="micro_batch")(_ROWS)
 
 
+def test_a_synchronized_layer_of_one_replica_normalizes_the_whole_batch():
+    def trained(split):
+        kernel, norm = (
+            tf.Variable(np.random.RandomState(1).randn(4, 3)),
+            _synchronized(),
+        )
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(norm(x @ kernel)) ** 2)
+            kernel.assign_sub(tape.gradient(loss, kernel))
+
+        split(step)(_ROWS)
+        return kernel.numpy()
+
+    unsplit = trained(lambda step: step)
+    ours = trained(lambda step: microbatch_step(step, 4))
+    np.testing.assert_allclose(ours, unsplit, rtol=1e-12)
+
+
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_averages_that_are_written_after_the_gradient_are_refused(is_fused):
     kernel, moving = tf.Variable(tf.ones([4, 3])), tf.Variable(tf.zeros(3))

@@ -74,6 +74,22 @@ def _wait_for_the_declared_update(features, labels, is_mended, is_plain):
     return loss, tf.group(train_op, counted)
 
 
+@_case("must not communicate.* Use batch normalization that is not synchronized")
+def _mean_over_replicas(features, labels, is_mended, is_plain):
+    loss = _loss(features, labels)
+    if not is_mended:  # as a synchronized layer computes on several replicas
+        mean = tf.reduce_mean(features["x"])
+        keys = {
+            "group_size": 2,
+            "group_key": 1,
+            "instance_key": 1,
+            "subdiv_offsets": [0],
+        }
+        kinds = {"merge_op": "Add", "final_op": "Id"}
+        loss += tf.raw_ops.CollectiveReduce(input=mean, **keys, **kinds)
+    return loss, (_minimize if is_plain else _declared)(loss)
+
+
 @_case("must not be read by the forward pass after.* Change it after the update")
 def _counter_in_the_forward_pass(features, labels, is_mended, is_plain):
     count = v1.get_variable("count", [], tf.float32, v1.zeros_initializer())
