@@ -100,17 +100,12 @@ class Policy(NamedTuple):
         return is_good, []
 
 
-_POLICIES = {
+POLICIES = {  # by `on_nonfinite`; None leaves NaN and infinity to the optimizer
     None: Policy(),
     "raise": Policy(checks_micro_batches=True, raises=True),
     "skip_micro_batch": Policy(checks_micro_batches=True, may_skip=True),
     "skip_window": Policy(may_skip=True),
 }
-
-
-def policy_of(on_nonfinite: str | None) -> Policy:
-    """Returns the policy of a name; None leaves NaN and infinity to the optimizer."""
-    return _POLICIES[on_nonfinite]
 
 
 def _all_finite(values: CheckedValues, halves: tf.Tensor) -> tf.Tensor:

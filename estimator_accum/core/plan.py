@@ -5,7 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from estimator_accum.core.clock import Clock
-from estimator_accum.core.nonfinite import Policy, policy_of
+from estimator_accum.core.nonfinite import POLICIES, Policy
 from estimator_accum.core.options import Options
 from estimator_accum.core.state import State
 
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     @property
     def policy(self) -> Policy:
         """The policy for gradients that are NaN or infinite."""
-        return policy_of(self.options.policy)
+        return POLICIES[self.options.policy]
 
     @property
     def has_several_micro_steps(self) -> bool:

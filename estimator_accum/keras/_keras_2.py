@@ -11,7 +11,7 @@ from estimator_accum.keras._optimizer import WINDOW
 class Keras2:
     """Adapter for `optimizers.Optimizer` of Keras 2."""
 
-    _KIND = ""
+    _KIND, _CONFIG = "", {"is_legacy_optimizer": False}
     # Keras 2 sums a row's slices by tf.unique, which in XLA counts padding as row 0.
     _has_sparse_xla = False
 
@@ -130,14 +130,11 @@ class Keras2:
         """The wrapped optimizer's variables, then those of the window."""
         return type(self.inner_optimizer.variables)(self._all_variables())
 
-    def _family_config(self) -> dict:
-        return {"is_legacy_optimizer": False}
-
 
 class Keras2Legacy(Keras2):
     """Adapter for `optimizers.legacy.Optimizer`, in graphs too."""
 
-    _KIND = "Legacy"
+    _KIND, _CONFIG = "Legacy", {"is_legacy_optimizer": True}
     _TAKES_MORE_VARIABLES = True
     _HAS_AGGREGATE_GRAD = True
 
@@ -261,9 +258,6 @@ class Keras2Legacy(Keras2):
         # In a session, `assign` would only make operations.
         keras = importlib.import_module(self._ROOT)
         keras.backend.batch_set_value(list(zip(variables, values, strict=True)))
-
-    def _family_config(self) -> dict:
-        return {"is_legacy_optimizer": True}
 
 
 def _is_in_a_session() -> bool:

@@ -11,7 +11,7 @@ import estimator_accum.keras._internals as internals
 class Keras3:
     """Adapter for `optimizers.Optimizer` of Keras 3 on TensorFlow."""
 
-    _KIND = ""
+    _KIND, _CONFIG = "", {}
     _has_sparse_xla = True
 
     @staticmethod
@@ -110,9 +110,6 @@ class Keras3:
         """Returns the parts from which `pickle` and `copy.deepcopy` make the same optimizer."""
         _, saved = super().__reduce__()
         return _unpickle, saved  # no module has a class of this optimizer's name
-
-    def _family_config(self) -> dict:
-        return {}
 
 
 def _check_sum(optimizer) -> None:

@@ -20,7 +20,7 @@ class Saving:
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
             "weight": self.weight,
             "on_nonfinite": self.on_nonfinite,
-            **self._family_config(),
+            **self._CONFIG,
         }
         with self._new_format():
             config["optimizer"] = keras.saving.serialize_keras_object(self._inner)
