@@ -589,6 +589,17 @@ def test_sums_and_constant_multiples_are_accumulated_as_they_are(fresh_graph):
     assert not [name for name in names if name.startswith("change")]
 
 
+def test_a_gradient_of_other_origin_is_averaged_beside_a_changed_one(fresh_graph):
+    (a, b), (x, y), loss = fed_gradients(0.0, 0.0)
+    optimizer = AccumulatingOptimizer(sgd(), 2)
+    ((gradient, _),) = optimizer.compute_gradients(loss, [x])
+    clipped = tf.clip_by_value(gradient, -1.0, 1.0)
+    pairs = [(clipped, x), *zip(tf.gradients(loss, [y]), [y], strict=True)]
+    train_op = optimizer.apply_gradients(pairs)
+    feeds = [{a: 4.0, b: 1.0}, {a: -3.0, b: 3.0}]  # means 0.5 and 2
+    assert after_each(train_op, feeds, [x, y])[-1] == [-0.5, -2.0]
+
+
 def test_towers_that_average_have_one_accumulator_for_each_variable(fresh_graph):
     """As scripts of TensorFlow 1 for several GPUs do, by concat and reduce_mean."""
     x = v1.get_variable("x", initializer=[1.0, 2.0])
