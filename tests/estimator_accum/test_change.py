@@ -728,6 +728,17 @@ def _per_slice(gradient, parts):
     return tf.IndexedSlices(tf.sign(gradient.values), gradient.indices)
 
 
+def _of_slices(change):
+    """Returns a change of the values and rows of sparse gradients alone."""
+
+    def changed(gradient, parts):
+        if not isinstance(gradient, tf.IndexedSlices):
+            return 0.5 * gradient
+        return tf.IndexedSlices(*change(gradient.values, gradient.indices))
+
+    return _of_all(changed)
+
+
 def _in_a_branch(parts):
     def apply():
         gradients, variables = zip(*parts.pairs, strict=True)
@@ -776,6 +787,12 @@ REFUSED = {
         ),
         "must not be a function of other gradients.* Received: L2Loss of type L2Loss",
     ),
+    "of_a_quotient": (
+        lambda parts: _foreign(
+            parts, lambda g: tf.gradients(tf.reduce_sum(1.0 / g[1]), parts.variables)
+        ),
+        "must not be a function of other gradients.* of type RealDiv",
+    ),
     "rounded": (
         lambda parts: _foreign(parts, lambda g: [tf.cast(g[1], tf.bfloat16)] * 2),
         rf"{_ORIGIN}.* of type Cast",
@@ -786,6 +803,22 @@ REFUSED = {
     ),
     "rows": (_of_all(_per_row), rf"{_SLICES}.*of type AddV2"),
     "slices": (_of_all(_per_slice), rf"{_SLICES}.*of type Sign.* dense first"),
+    "other_rows": (
+        _of_slices(lambda values, rows: (0.5 * values, (rows + 1) % 5)),
+        rf"{_SLICES}.*of type AddV2",
+    ),
+    "squares": (
+        _of_slices(lambda values, rows: (tf.square(values), rows)),
+        rf"{_SLICES}.*of type Square",
+    ),
+    "largest_square": (
+        _of_slices(lambda v, rows: (v / tf.reduce_max(tf.square(v)), rows)),
+        rf"{_SLICES}.*of type Max",
+    ),
+    "norm_of_each": (
+        _of_slices(lambda v, rows: (v / tf.reduce_sum(v * v, 1, True), rows)),
+        rf"{_SLICES}.*of type (Sum|RealDiv)",
+    ),
     "part_of_the_norm": (
         _of_all(lambda g, p: tf.clip_by_norm(g, 1.0, axes=[-1])),
         rf"{_SLICES}.*of type (Sum|RealDiv)",

@@ -329,6 +329,12 @@ def test_an_argument_that_cannot_be_is_refused(options, error, sentence):
             AccumulatingOptimizer(**arguments).minimize(loss)
 
 
+def test_a_variable_of_unknown_shape_is_refused():
+    x = v1.Variable([1.0], shape=[None], name="x", use_resource=True)
+    with pytest.raises(ValueError, match=r"static shape\. Received: x:0 of shape \(No"):
+        make_accumulating_train_op(tf.reduce_sum(x * x), sgd(), 2)
+
+
 def test_a_schedule_that_falls_to_zero_is_an_error_when_it_runs():
     gradient, _, loss = _linear_loss()
     train_op = make_accumulating_train_op(loss, sgd(), lambda step: 1 - step)
