@@ -491,6 +491,15 @@ def test_a_dense_gradient_that_becomes_sparse_leaves_nothing_behind(kind, left_o
     np.testing.assert_array_equal((table.numpy() - before)[:, 0], expected)
 
 
+def test_a_dense_gradient_behind_slices_is_added_to_all_rows(kind):
+    table = tf.Variable(tf.zeros([3, 1]))
+    optimizer = accumulate(kind.optimizer("SGD", 1.0), 2)
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([3, 1]))
+    for gradient in (slices, 8 * tf.ones([3, 1])):
+        optimizer.apply_gradients([(gradient, table)])
+    np.testing.assert_array_equal(table.numpy()[:, 0], [-4.5, -4.0, -4.0])
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_variables_that_come_later_are_trained_or_refused_as_without_us(kind, in_graph):
     """For example those of layers that are no longer frozen, or of a second model."""
