@@ -312,6 +312,7 @@ def test_the_window_reports_its_mean_loss_and_norm_before_clipping(weights):
             TypeError,
             r"must not override minimize\(\).* Received: _Minimizing\. Override c",
         ),
+        ({"var_list": []}, ValueError, "must depend on a trained variable. Received"),
         ({"sparse_norm": "true"}, ValueError, "must be one of 'rows' and 'slices'"),
         ({"sparse_norm": "slices", "noise_scale": True}, ValueError, "must be 'rows'"),
         ({"on_nonfinite": "ignore"}, ValueError, "nonfinite` must be one.*'ignore'"),
