@@ -63,36 +63,25 @@ def collect(
                 writes.append(_write_rows(slot, tensor, axis, batch, is_one_row))
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
-        done, waits = _when_done(batch, turn, writes)
-        with tf.control_dependencies(waits):
-            rows = [slot.read() for slot in slots]
+        rows, done = _read_later(batch, turn, slots, writes)
     return rows, Work(micro_ops=writes, empty=empty, done=done)
 
 
-def count_entries(
-    batch: WholeBatch, turn: Turn, entries: tf.Tensor
+def add_up(
+    batch: WholeBatch, turn: Turn, name: str, value: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, Work]:
-    """Counts the entries of micro-batches.
-
-    Args:
-        batch: The batch.
-        turn: The pass.
-        entries: Entries of a micro-batch, along the first axis.
+    """Adds up a scalar of micro-batches.
 
     Returns:
-        (Number of entries of the micro-batches before this one, and of all for a later
-        run, scalars int64; the work that counts them.)
+        (Sum over the micro-batches before this one, sum over all for a later run, and the
+        work that adds them up.)
     """
-    with tf.device("/cpu:0"):
-        number = tf.shape(entries, out_type=tf.int64)[0]
-        slot = batch.works.slot("entries", tf.int64)
-        before = tf.where(batch.is_first, tf.zeros_like(number), slot.read())
-        write = slot.write(before + number)
-        with tf.control_dependencies(None):
-            zero = slot.write(tf.constant(0, tf.int64))
-        done, waits = _when_done(batch, turn, [write])
-        with tf.control_dependencies(waits):
-            total = slot.read()
+    slot = batch.works.slot(name, value.dtype)
+    before = tf.where(batch.is_first, tf.zeros_like(value), slot.read())
+    write = slot.write(value + before)
+    with tf.control_dependencies(None):
+        zero = slot.write(tf.zeros([], value.dtype))
+        (total,), done = _read_later(batch, turn, [slot], [write])
     work = Work(micro_ops=[write], empty=[zero], initialize=[zero], done=done)
     return before, total, work
 
@@ -110,9 +99,7 @@ def keep(
             for slot, value in zip(slots, values, strict=True)
             if value.shape.rank == 0
         ]
-        done, waits = _when_done(batch, turn, writes)
-        with tf.control_dependencies(waits):
-            kept = [slot.read() for slot in slots]
+        kept, done = _read_later(batch, turn, slots, writes)
     for read, value in zip(kept, values, strict=True):
         read.set_shape(value.shape)
     return kept, Work(once=writes, initialize=zeros, done=done)
@@ -170,9 +157,7 @@ def collect_moments(
                 slot.write(tf.zeros([], dtype))
                 for slot, dtype in zip(slots, dtypes, strict=True)
             ]
-        done, waits = _when_done(batch, turn, writes)
-        with tf.control_dependencies(waits):
-            mean, variance, number = (slot.read() for slot in slots)
+        (mean, variance, number), done = _read_later(batch, turn, slots, writes)
         if moments.is_corrected:
             variance *= _correction(number, variance.dtype)
     mean.set_shape(moments.mean.shape)
@@ -256,13 +241,9 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
     sums = []
     for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
-        total, zero = batch.works.slot("batch_mean", value.dtype), tf.zeros_like(value)
-        add = total.write(value + tf.where(batch.is_first, zero, total.read()))
-        with tf.control_dependencies(None):
-            initialize = total.write(tf.zeros([], value.dtype))
-            sums.append(total.read())
-        work = Work(micro_ops=[add], empty=[initialize], initialize=[initialize])
+        _, total, work = add_up(batch, Turn.LAST, "batch_mean", value)
         batch.works.add(work)
+        sums.append(total)
     with tf.control_dependencies(None):
         total, weight = sums
         if reduction == "sum":
@@ -344,16 +325,18 @@ def _write_rows(
         )
 
 
-def _when_done(
-    batch: WholeBatch, turn: Turn, operations: list[tf.Operation]
-) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-    """Returns `Work.done`, and waits of their successors in a later run or in theirs."""
-    if turn is not Turn.COLLECT:
-        return [], []
-    with tf.control_dependencies(operations):
-        default = tf.constant(True)
-    done = tf.compat.v1.placeholder_with_default(default, [], "done")
-    # A feed takes the place of a tensor, not of its operation: to wait for that, or for
-    # what the graph's optimizer makes a part of it, would run `operations` again.
-    with tf.device("/cpu:0"):
-        return [done], [batch.works.slot("done", tf.bool).write(done)]
+def _read_later(
+    batch: WholeBatch, turn: Turn, slots: list[Slot], writes: list[tf.Operation]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns the values of slots, in a later run or after `writes`, and `Work.done`."""
+    done, waits = [], []
+    if turn is Turn.COLLECT:
+        with tf.control_dependencies(writes):
+            default = tf.constant(True)
+        done.append(tf.compat.v1.placeholder_with_default(default, [], "done"))
+        # A feed takes the place of a tensor, not of its operation: to wait for that, or
+        # for what the graph's optimizer makes a part of it, would run `writes` again.
+        with tf.device("/cpu:0"):
+            waits.append(batch.works.slot("done", tf.bool).write(*done))
+    with tf.control_dependencies(waits):
+        return [slot.read() for slot in slots], done

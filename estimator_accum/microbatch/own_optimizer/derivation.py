@@ -16,7 +16,7 @@ from estimator_accum.graph.copies import change_input
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
-    count_entries,
+    add_up,
     keep_rows,
 )
 from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
@@ -225,10 +225,11 @@ def _spans_of_entries(batch: WholeBatch, view: View, rows: list[tf.Tensor]) -> d
         if not _is_loss_of_all(tensor) and axis_of_rows(view, tensor) is None:
             first = view.analysis.first_of_list(tensor)
             if first.ref() not in lists:
-                before, _, work = count_entries(batch, Turn.LAST, first)
+                with tf.device("/cpu:0"):
+                    number = tf.shape(first, out_type=tf.int64)[0]
+                    before, _, work = add_up(batch, Turn.LAST, "entries", number)
                 batch.works.add(work)
-                end = before + tf.shape(first, out_type=tf.int64)[0]
-                lists[first.ref()] = before, end
+                lists[first.ref()] = before, before + number
             spans[i] = lists[first.ref()]
     return spans
 

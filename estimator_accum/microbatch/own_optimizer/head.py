@@ -36,9 +36,9 @@ from estimator_accum.graph.writers import may_be_variable
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
+    add_up,
     collect,
     collect_moments,
-    count_entries,
 )
 from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.rows.analysis import Analysis
@@ -501,7 +501,9 @@ class Copies:
             (whole,) = self._make(view, [first], frozenset())
             return tf.shape(whole, tf.int64)[0]
         turn = self._turn()
-        _, total, work = count_entries(self._batch, turn, first)
+        with tf.device("/cpu:0"):
+            number = tf.shape(first, tf.int64)[0]
+            _, total, work = add_up(self._batch, turn, "entries", number)
         self._batch.works.add(work, turn)
         self.counted.append(first)
         return total
