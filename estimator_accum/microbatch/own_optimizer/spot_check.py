@@ -28,7 +28,6 @@ Training is refused if two looks fail, at different examples.
 
 import itertools
 import logging
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -322,12 +321,9 @@ class SpotCheck:
         Returns:
             Fingerprints of the rows and gradients of (a', b').
         """
-        draws, lengths = [*self._draws, *self._moments], [{}, {}]
-        if self._lists:
-            self._draw(look, values, draws)
-            lengths, draws = [self._lengths(look, i, values) for i in (0, 1)], []
-        results = [self._run(look, 0, values, draws)]
-        results += [self._run(look, place, values) for place in (1, 2, _ALL_OTHERS)]
+        self._draw(look, values)
+        lengths = [self._lengths(look, i, values) for i in (0, 1)]
+        results = [self._run(look, place, values) for place in (0, 1, 2, _ALL_OTHERS)]
         coarse = max(self._tolerance, rounding_of(tf.bfloat16))
         are_coarse = self._lists and multiplies_by_fewer_digits()
         usual = coarse if are_coarse else self._tolerance
@@ -382,7 +378,6 @@ class SpotCheck:
         look: _Look,
         place: int,
         values: dict,
-        draws: Sequence[tuple[tf.Tensor, int | None]] = (),
         span: slice | None = None,
     ) -> tuple[dict, dict]:
         """Returns the fingerprints of rows and of gradients.
@@ -390,10 +385,8 @@ class SpotCheck:
         Args:
             look: The comparison.
             place: The micro-batch, one of four.
-            values: Values for the examples of a micro-batch by name, their axes, and the
-                factor of those of other examples.
-            draws: (random numbers or moments, their axis, which is None for moments)
-                pairs, to add to `values`.
+            values: Values for the examples of a micro-batch by name, their axes, which are
+                None for moments, and the factor of those of other examples.
             span: The examples of the micro-batch to run; None runs all.
         """
         feeds = self._feeds(look, place, values, span)
@@ -401,21 +394,17 @@ class SpotCheck:
             entries = look.session.run([tensor for tensor, _ in self._entries], feeds)
             for (_, gradient), value in zip(self._entries, entries, strict=True):
                 feeds[gradient.name] = _gradient_of(np.asarray(value), look.scale)
-        drawn = [tensor for tensor, _ in draws]
-        fetches = [self._rows, self._gradients, drawn, [*self._guards, *self._uniques]]
-        rows, gradients, numbers, _ = look.session.run(fetches, feeds)
+        fetches = [self._rows, self._gradients, [*self._guards, *self._uniques]]
+        rows, gradients, _ = look.session.run(fetches, feeds)
         rows, gradients = _numbers((rows, gradients))
-        self._note(values, draws, numbers)
         if look.is_noisy and not _are_finite(rows, gradients):
             raise _NotFinite("numbers that are not finite")
         return rows, gradients
 
-    def _draw(self, look: _Look, values: dict, draws: Sequence) -> None:
-        """Adds random numbers or moments of (a, b) to `values`, see `_run`."""
-        feeds = self._feeds(look, 0, values)
-        self._note(values, draws, look.session.run([t for t, _ in draws], feeds))
-
-    def _note(self, values: dict, draws: Sequence, numbers: Sequence) -> None:
+    def _draw(self, look: _Look, values: dict) -> None:
+        """Adds random numbers and moments of (a, b) to `values`, see `_run`."""
+        draws, feeds = [*self._draws, *self._moments], self._feeds(look, 0, values)
+        numbers = look.session.run([tensor for tensor, _ in draws], feeds)
         for (tensor, axis), value in zip(draws, numbers, strict=True):
             if blocks := self._blocks.get(tensor.name):  # of all examples
                 value = np.asarray(value)
