@@ -214,6 +214,39 @@ def _fetched_update(features, labels, mode, *, has_step=True):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+class _ReadsBehind(v1.train.SessionRunHook):
+    """Records a variable that it reads behind an update."""
+
+    def __init__(self):
+        self.read, self.values = None, []
+
+    def begin(self):
+        if self.read is None:
+            with tf.control_dependencies(v1.get_collection(_VALUES)):
+                self.read = v1.trainable_variables()[0].read_value()
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self.read)
+
+    def after_run(self, run_context, run_values):
+        self.values.append(run_values.results)
+
+
+def test_a_hook_reads_behind_an_update_in_each_session_of_a_graph():
+    with tf.Graph().as_default():
+        v1.train.create_global_step()
+        batch = v1.data.make_one_shot_iterator(_input_fn(4)).get_next()
+        mode = tf.estimator.ModeKeys.TRAIN
+        spec = microbatch_model_fn(_fetched_update, 2)(*batch, mode)
+        hook = _ReadsBehind()
+        for _ in range(2):
+            hooks = [hook, *spec.training_hooks]
+            with v1.train.SingularMonitoredSession(hooks=hooks) as session:
+                session.run(spec.train_op)
+                updated = session.raw_session().run(v1.trainable_variables()[0])
+            np.testing.assert_array_equal(hook.values[-1], updated)
+
+
 def test_a_hook_that_would_make_an_update_again_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must not make a change again"):
         train(microbatch_model_fn(_fetched_update, 2), tmp_path, _input_fn, [_Fetch()])
