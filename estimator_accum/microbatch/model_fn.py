@@ -210,8 +210,8 @@ def _trained(
     for of_phase in batches:
         check_sources(of_phase)
         _check_micro_ops(of_phase.works.micro_ops)
-        _check_writes(of_phase.works.micro_ops)
     if phases is None:
+        _check_writes(batch.works.micro_ops)
         replica = complete(batch, constants=constants)
     else:
         replica = phases[-1].replicas[0]

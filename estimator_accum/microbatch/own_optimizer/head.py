@@ -479,8 +479,6 @@ class Copies:
 
     def _make_shapes(self, view: View, operation: tf.Operation) -> None:
         for tensor, output in zip(operation.inputs, operation.outputs, strict=True):
-            if output.ref() in self._found:
-                continue
             shape = self._shape(view, tensor)
             if operation.type == "Size":
                 value = tf.cast(tf.reduce_prod(shape), output.dtype)

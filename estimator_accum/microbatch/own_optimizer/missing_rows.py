@@ -49,9 +49,6 @@ def add_missing_rows(batch: WholeBatch, seen: View | None = None) -> None:
 
 
 def _can_add(operation: tf.Operation, span: Size) -> bool:
-    users = operation.outputs[0].consumers()
-    if any(hasattr(user, ADDED_ATTRIBUTE) for user in users):
-        return False  # it has them already
     shape = operation.outputs[0].shape
     has_sizes = shape.rank is not None and shape[1:].is_fully_defined()
     return has_sizes and not span.symbols and context_of(operation) is None
