@@ -36,8 +36,8 @@ def collect(
     turn: Turn,
     tensors: list[tf.Tensor],
     axes: list[int | None] | None = None,
-) -> tuple[list[tf.Tensor], Work]:
-    """Returns rows of all micro-batches, for a later run, and the work that stores them.
+) -> list[tf.Tensor]:
+    """Returns rows of all micro-batches, which a pass stores, for a later run.
 
     Args:
         batch: The batch.
@@ -64,17 +64,17 @@ def collect(
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
         rows, done = _read_later(batch, turn, slots, writes)
-    return rows, Work(micro_ops=writes, empty=empty, done=done)
+    batch.works.add(Work(micro_ops=writes, empty=empty, done=done), turn)
+    return rows
 
 
-def add_up(
+def running_sum(
     batch: WholeBatch, turn: Turn, name: str, value: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, Work]:
-    """Adds up a scalar of micro-batches.
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Adds up a scalar of micro-batches in a pass.
 
     Returns:
-        (Sum over the micro-batches before this one, sum over all for a later run, and the
-        work that adds them up.)
+        (Sum over the micro-batches before this one, sum over all for a later run).
     """
     slot = batch.works.slot(name, value.dtype)
     before = tf.where(batch.is_first, tf.zeros_like(value), slot.read())
@@ -83,13 +83,14 @@ def add_up(
         zero = slot.write(tf.zeros([], value.dtype))
         (total,), done = _read_later(batch, turn, [slot], [write])
     work = Work(micro_ops=[write], empty=[zero], initialize=[zero], done=done)
-    return before, total, work
+    batch.works.add(work, turn)
+    return before, total
 
 
 def keep(
     batch: WholeBatch, turn: Turn, name: str, values: list[tf.Tensor]
-) -> tuple[list[tf.Tensor], Work]:
-    """Returns values, for a later run, and the work that stores them after a pass."""
+) -> list[tf.Tensor]:
+    """Returns values, which are stored after a pass, for a later run."""
     with tf.device("/cpu:0"):
         slots = [batch.works.slot(name, value.dtype, value.shape) for value in values]
         writes = [s.write(v) for s, v in zip(slots, values, strict=True)]
@@ -102,7 +103,8 @@ def keep(
         kept, done = _read_later(batch, turn, slots, writes)
     for read, value in zip(kept, values, strict=True):
         read.set_shape(value.shape)
-    return kept, Work(once=writes, initialize=zeros, done=done)
+    batch.works.add(Work(once=writes, initialize=zeros, done=done), turn)
+    return kept
 
 
 class Moments(NamedTuple):
@@ -123,8 +125,8 @@ class Moments(NamedTuple):
 
 def collect_moments(
     batch: WholeBatch, turn: Turn, moments: Moments
-) -> tuple[list[tf.Tensor], Work]:
-    """Returns the batch's mean and variance, for a later run, and the work for them.
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the batch's mean and variance, from those of a pass, for a later run.
 
     By the law of total variance, with a share s of micro-batch i in the values so far,
     and a change c = mean_i - mean:
@@ -162,7 +164,8 @@ def collect_moments(
             variance *= _correction(number, variance.dtype)
     mean.set_shape(moments.mean.shape)
     variance.set_shape(moments.variance.shape)
-    return [mean, variance], Work(micro_ops=writes, initialize=zeros, done=done)
+    batch.works.add(Work(micro_ops=writes, initialize=zeros, done=done), turn)
+    return mean, variance
 
 
 def _correction(number: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -177,8 +180,8 @@ def keep_rows(
     values: list[tf.Tensor],
     axes: list[int | None],
     spans: dict[int, tuple[tf.Tensor, tf.Tensor]] | None = None,
-) -> tuple[list[tf.Tensor], Work]:
-    """Returns the micro-batch's rows of values, for a later run, and `keep`'s work.
+) -> list[tf.Tensor]:
+    """Returns the micro-batch's rows of values, as `keep` returns all.
 
     Args:
         batch: The batch.
@@ -189,7 +192,7 @@ def keep_rows(
         spans: (Begin, end) of the micro-batch's entries in values of entries, by their
             places among all values.
     """
-    kept, work = keep(batch, turn, name, values)
+    kept = keep(batch, turn, name, values)
     for i, axis in enumerate(axes):
         if spans and i in spans:
             begin, end = spans[i]
@@ -200,7 +203,7 @@ def keep_rows(
             span = length // batch.divisor(batch.rows)
             begin, end = batch.begin * span, (batch.begin + batch.size) * span
             kept[i] = kept[i][(*[slice(None)] * axis, slice(begin, end))]
-    return kept, work
+    return kept
 
 
 def batch_mean(
@@ -241,9 +244,7 @@ def mean_over_batch(batch: WholeBatch, tensor, weight, reduction: str) -> tf.Ten
     scale = batch.scale(weight) if reduction == "mean" else tf.ones_like(weight)
     sums = []
     for value in (tf.cast(scale, tensor.dtype) * tensor, weight):
-        _, total, work = add_up(batch, Turn.LAST, "batch_mean", value)
-        batch.works.add(work)
-        sums.append(total)
+        sums.append(running_sum(batch, Turn.LAST, "batch_mean", value)[1])
     with tf.control_dependencies(None):
         total, weight = sums
         if reduction == "sum":

@@ -31,6 +31,7 @@ from estimator_accum.microbatch.collecting import (
     keep_rows,
 )
 from estimator_accum.microbatch.gather import gather
+from estimator_accum.microbatch.work import Work
 from estimator_accum.microbatch.writes import written_by
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
@@ -155,8 +156,8 @@ class _Loss:
     ):
         self.is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._batch, self._first = batch, batch.works.first_turn(self.is_joint)
-        everything, work = collect(batch, self._first, outputs)
-        batch.works.add(work._replace(twice=outputs), self._first)
+        everything = collect(batch, self._first, outputs)
+        batch.works.add(Work(twice=outputs), self._first)
         self._is_own = None
         if self.is_joint:  # the rows of this replica are those where `_is_own`
             exchange, slot = batch.works.exchange, batch.works.slot
@@ -165,8 +166,7 @@ class _Loss:
         kept = [self.loss]
         if self.is_joint:
             kept.append(tf.size(self._is_own, out_type=tf.int64))
-        (self.value, *total), work = keep(batch, self._first, "loss", kept)
-        batch.works.add(work, self._first)
+        self.value, *total = keep(batch, self._first, "loss", kept)
         self._total = total[0] if self.is_joint else batch.rows  # N
         pairs = zip(outputs, everything, strict=True)
         pairs = [pair for pair in pairs if pair[0].dtype.is_floating]
@@ -230,8 +230,7 @@ class _Loss:
         places = [i for i, gradient in enumerate(derived) if gradient is not None]
         axes = [0 if i < number else None for i in places]
         wanted = [derived[i] for i in places]
-        kept, work = keep_rows(self._batch, self._first, "gradient", wanted, axes)
-        self._batch.works.add(work, self._first)
+        kept = keep_rows(self._batch, self._first, "gradient", wanted, axes)
         for i, gradient in zip(places, kept, strict=True):
             derived[i] = gradient
         return derived

@@ -60,9 +60,7 @@ def whole_batch_values(
         copies.take_moments(view, tensors)
         values = copies.make(view, tensors)
         if is_twice:
-            turn = batch.works.first_turn()
-            values, work = keep(batch, turn, "reported", values)
-            batch.works.add(work, turn)
+            values = keep(batch, batch.works.first_turn(), "reported", values)
     pairs = list(zip(tensors, values, strict=True))
     return Values(pairs, copies.collected, view)
 

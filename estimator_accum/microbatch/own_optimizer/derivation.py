@@ -16,8 +16,8 @@ from estimator_accum.graph.copies import change_input
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
-    add_up,
     keep_rows,
+    running_sum,
 )
 from estimator_accum.microbatch.own_optimizer.batch_norm import check_moments
 from estimator_accum.microbatch.own_optimizer.head import (
@@ -208,8 +208,7 @@ def _arriving(
     ]
     spans = _spans_of_entries(batch, view, rows)
     turn = batch.works.first_turn()
-    arriving, work = keep_rows(batch, turn, "arriving", gradients, axes, spans)
-    batch.works.add(work, turn)
+    arriving = keep_rows(batch, turn, "arriving", gradients, axes, spans)
     for i, tensor in enumerate(rows):
         if _is_loss_of_all(tensor):
             arriving[i] = getattr(tensor.op, WHOLE_BATCH_LOSS).part(arriving[i])
@@ -227,8 +226,7 @@ def _spans_of_entries(batch: WholeBatch, view: View, rows: list[tf.Tensor]) -> d
             if first.ref() not in lists:
                 with tf.device("/cpu:0"):
                     number = tf.shape(first, out_type=tf.int64)[0]
-                    before, _, work = add_up(batch, Turn.LAST, "entries", number)
-                batch.works.add(work)
+                    before, _ = running_sum(batch, Turn.LAST, "entries", number)
                 lists[first.ref()] = before, before + number
             spans[i] = lists[first.ref()]
     return spans

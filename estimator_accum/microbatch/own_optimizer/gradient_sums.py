@@ -110,9 +110,7 @@ def _keep(batch: WholeBatch, direct: list) -> list:
     values = [part for part in parts if part is not None]
     if not values:
         return direct
-    turn = batch.works.first_turn()
-    kept, work = keep(batch, turn, "direct", values)
-    batch.works.add(work, turn)
+    kept = keep(batch, batch.works.first_turn(), "direct", values)
     # With the micro-batch that is the whole batch.
     batch.works.add(Work(micro_ops=[tf.group(*kept)]))
     kept = iter(kept)

@@ -36,9 +36,9 @@ from estimator_accum.graph.writers import may_be_variable
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import (
     WHOLE_BATCH_LOSS,
-    add_up,
     collect,
     collect_moments,
+    running_sum,
 )
 from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.rows.analysis import Analysis
@@ -414,8 +414,7 @@ class Copies:
         turn = self._turn()
         for mean, moments in by_mean.items():
             if view.state(moments.mean).kind == "fixed":
-                values, work = collect_moments(self._batch, turn, moments)
-                self._batch.works.add(work, turn)
+                values = collect_moments(self._batch, turn, moments)
                 self._found[mean], self._found[moments.variance.ref()] = values
 
     def make(
@@ -444,9 +443,7 @@ class Copies:
         _check_no_draw_in_a_loop(border.operations)
         axes = [axis_of_rows(view, tensor) for tensor in border.frontier]
         if border.frontier:
-            batch, turn = self._batch, self._turn()
-            rows, work = collect(batch, turn, border.frontier, axes)
-            batch.works.add(work, turn)
+            rows = collect(self._batch, self._turn(), border.frontier, axes)
             self.collected += zip(border.frontier, axes, strict=True)
             for tensor, whole in zip(border.frontier, rows, strict=True):
                 self._found[tensor.ref()] = whole
@@ -498,11 +495,9 @@ class Copies:
         if view.is_pure(first):
             (whole,) = self._make(view, [first], frozenset())
             return tf.shape(whole, tf.int64)[0]
-        turn = self._turn()
         with tf.device("/cpu:0"):
             number = tf.shape(first, tf.int64)[0]
-            _, total, work = add_up(self._batch, turn, "entries", number)
-        self._batch.works.add(work, turn)
+            _, total = running_sum(self._batch, self._turn(), "entries", number)
         self.counted.append(first)
         return total
 
