@@ -7,7 +7,6 @@
 R = number of replicas, C = capacity of a piece.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -71,21 +70,18 @@ def make_exchange(rows: tf.Tensor) -> Exchange | None:
     )
 
 
-def gather(
-    exchange: Exchange | None, tensors: list[tf.Tensor], make_slot: Callable
-) -> tuple[list[tf.Tensor], tf.Tensor]:
+def gather(works, tensors: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the rows of all replicas, and the range of this replica's.
 
     Args:
-        exchange: The exchange, whose operations run before; None within a process.
+        works: The batch's `Works`; between processes its exchange runs before.
         tensors: Tensors [rows, ...], all with the same number of rows.
-        make_slot: As `Works.slot`.
 
     Raises:
         TypeError: If processes cannot exchange a tensor.
     """
-    if exchange is not None:
-        *everything, owners = _exchanged(exchange, tensors, make_slot)
+    if works.exchange is not None:
+        *everything, owners = _exchanged(works, tensors)
     else:  # not by collectives: see are_cpus_of_one_process
         owner = tf.fill(tf.shape(tensors[0])[:1], _number())
         replica = tf.distribute.get_replica_context()
@@ -105,9 +101,7 @@ def _concatenate(strategy, tensors: list) -> list[tf.Tensor]:
     return [tf.concat(strategy.experimental_local_results(t), 0) for t in tensors]
 
 
-def _exchanged(
-    exchange: Exchange, tensors: list[tf.Tensor], make_slot: Callable
-) -> list[tf.Tensor]:
+def _exchanged(works, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the rows of all processes, then the number of the replica of each row."""
     for tensor in tensors:
         if tensor.dtype not in _DTYPES:
@@ -116,7 +110,7 @@ def _exchanged(
                 f"`outputs` that processes exchange must be one of {allowed}. "
                 f"Received: {tensor.name} of dtype {tensor.dtype.name}. Cast it."
             )
-    replica = tf.distribute.get_replica_context()
+    replica, exchange = tf.distribute.get_replica_context(), works.exchange
     numbers, rows = tf.unstack(exchange.counts, axis=1)  # [R]
     places = exchange.begin + tf.range(exchange.capacity)  # [C]
     is_row = tf.reshape(places < rows[:, tf.newaxis], [-1])  # [R * C]
@@ -128,7 +122,7 @@ def _exchanged(
         for tensor in tensors
     ]
     pieces.append(tf.boolean_mask(tf.repeat(numbers, exchange.capacity), is_row))
-    return [_joined(exchange, piece, make_slot) for piece in pieces]
+    return [_joined(works, piece) for piece in pieces]
 
 
 def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
@@ -139,11 +133,12 @@ def _piece(tensor: tf.Tensor, exchange: Exchange) -> tf.Tensor:
     return tf.pad(piece, [[0, missing], *rest])
 
 
-def _joined(exchange: Exchange, piece: tf.Tensor, make_slot: Callable) -> tf.Tensor:
+def _joined(works, piece: tf.Tensor) -> tf.Tensor:
     """Stores pieces one behind the other; returns all of them, in a later run."""
+    exchange = works.exchange
     shape = tf.TensorShape([None]).concatenate(piece.shape[1:])
     with tf.device("/cpu:0"):
-        slot = make_slot("gathered", piece.dtype, shape)
+        slot = works.slot("gathered", piece.dtype, shape)
         exchange.operations.append(
             run_either(
                 tf.equal(exchange.begin, 0),

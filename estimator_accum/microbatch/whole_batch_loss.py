@@ -160,8 +160,7 @@ class _Loss:
         batch.works.add(Work(twice=outputs), self._first)
         self._is_own = None
         if self.is_joint:  # the rows of this replica are those where `_is_own`
-            exchange, slot = batch.works.exchange, batch.works.slot
-            everything, self._is_own = gather(exchange, everything, slot)
+            everything, self._is_own = gather(batch.works, everything)
         self.loss, self._captured = _computed(batch, loss_of, everything, self.is_joint)
         kept = [self.loss]
         if self.is_joint:
