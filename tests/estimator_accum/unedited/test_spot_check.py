@@ -46,6 +46,19 @@ def _in_a_loop(x):
     return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, _same(x)), (0, x))[1]
 
 
+def _in_a_loop_of_tensorflow_1(x):
+    """Draws in the loop itself, as DropoutWrapper does in dynamic_rnn."""
+
+    def draw(i, x):
+        return i + 1, x + 0 * tf.random.uniform(tf.shape(x), dtype=x.dtype)
+
+    v1.disable_control_flow_v2()
+    try:
+        return tf.while_loop(lambda i, _: i < 2, draw, (0, x))[1]
+    finally:
+        v1.enable_control_flow_v2()
+
+
 def _kept_numbers(x):
     """Dropout, in a function, of numbers that count."""
     return tf.function(lambda x: tf.nn.dropout(x, 0.5))(x)
@@ -90,6 +103,7 @@ _THROUGH = {
     "function": _same,
     "branch": _in_a_branch,
     "loop": _in_a_loop,
+    "loop of TensorFlow 1": _in_a_loop_of_tensorflow_1,
     "dropout": _kept_numbers,
 }
 
