@@ -147,9 +147,10 @@ def all_nodes(operations: Iterable[tf.Operation]) -> list:
 def kinds_in(node, library: dict) -> set[str]:
     """Returns the types of an operation or node, and of those in functions it calls."""
     kind = node.type if isinstance(node, tf.Operation) else node.op
-    # A function of TensorFlow 1 is called by its name.
+    # A function of TensorFlow 1 is called by its name, which is no type.
     called = called_by([*functions_of(node), kind], library)
-    return {kind, *(inner.op for name in called for inner in library[name].node_def)}
+    kinds = {kind, *(inner.op for name in called for inner in library[name].node_def)}
+    return kinds - library.keys() if called else kinds
 
 
 def has_half_precision(operations: Iterable[tf.Operation]) -> bool:

@@ -150,7 +150,7 @@ def changes_something(
         return False
     if any(is_reference(tensor) for tensor in operation.inputs):
         return bool(written_by([operation]))
-    return any(_changes(kind, library) for kind in kinds_in(operation, library))
+    return any(map(_changes, kinds_in(operation, library)))
 
 
 def takes_any(operation: tf.Operation, handles: Collection[tf.Operation]) -> bool:
@@ -170,7 +170,7 @@ def changing_kinds(operation: tf.Operation, library: dict) -> list[str]:
         operation: The operation.
         library: Definitions of functions by name.
     """
-    return sorted(k for k in kinds_in(operation, library) if _changes(k, library))
+    return sorted(filter(_changes, kinds_in(operation, library)))
 
 
 def lasting_changes(
@@ -185,8 +185,8 @@ def lasting_changes(
     library = library_of_functions()
 
     def lasts(operation: tf.Operation) -> bool:
-        called = nodes_of([*functions_of(operation), operation.type], library)
-        kinds = {node.op for node in called}
+        itself = {operation.type} - library.keys()
+        kinds = kinds_in(operation, library) - itself
         writes_others = {kind for kind in kinds if "Accumulator" in kind}
         kinds -= {kind for kind in kinds if WRITERS.search(kind)} - writes_others
         handles = [tensor for tensor in operation.inputs if may_be_variable(tensor)]
@@ -194,11 +194,8 @@ def lasting_changes(
         dtypes = {tensor.dtype for tensor in operation.outputs}
         makes_handle = dtypes and dtypes <= {tf.resource, tf.variant}
         if not is_restored and not makes_handle:
-            kinds.add(operation.type)
-        return any(
-            _changes(kind, library) and not _LEAVES_NOTHING.match(kind)
-            for kind in kinds
-        )
+            kinds |= itself
+        return any(_changes(k) and not _LEAVES_NOTHING.match(k) for k in kinds)
 
     return [operation for operation in ancestors(operations) if lasts(operation)]
 
@@ -214,7 +211,7 @@ def is_repeatable(node, library: dict) -> bool:
     layers = set(filter(_RECURRENT.match, kinds))
     if layers and not _has_dropout(node, library):
         kinds -= layers
-    return all(_is_repeatable(kind, library) for kind in kinds)
+    return all(map(_is_repeatable, kinds))
 
 
 def _has_dropout(node, library: dict) -> bool:
@@ -298,15 +295,11 @@ def with_place(state: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
     return state + begin * tf.one_hot(1, state.shape[0], dtype=state.dtype)
 
 
-def _changes(kind: str, library: dict) -> bool:
-    """Returns whether a type changes a lasting state other than a random one."""
-    return kind not in library and _changes_by_itself(kind)
-
-
 @functools.cache
-def _changes_by_itself(kind: str) -> bool:
+def _changes(kind: str) -> bool:
+    """Returns whether a type changes a lasting state other than a random one."""
     return not (
-        _is_repeatable(kind, {})
+        _is_repeatable(kind)
         or kind in SHOWING | DRAWS
         or _RECURRENT.match(kind)
         or draws_by_state(kind)
@@ -314,8 +307,6 @@ def _changes_by_itself(kind: str) -> bool:
     )
 
 
-def _is_repeatable(kind: str, library: dict) -> bool:
+def _is_repeatable(kind: str) -> bool:
     """Returns whether a type has no state, aside from functions that it calls."""
-    if kind in _HARMLESS | CALLERS or kind in library:
-        return True
-    return is_stateful(kind) is False
+    return kind in _HARMLESS | CALLERS or is_stateful(kind) is False
