@@ -228,15 +228,11 @@ def _handed_on(
             runs = functools.cache(
                 functools.partial(_runs, times, library, first, kept, i)
             )
-            ends = {tensor.op for tensor in (*plan.fed, *earlier[i])}
             starts = filter(runs, [*plan.roots, *kept[i]])
-            inside = functools.partial(_runs_beyond, runs, ends)
-            ancestors(starts, inside)
-            ends = {tensor.op for tensor in earlier[i]}
-            inside = functools.partial(_runs_beyond, runs, ends)
+            _visit(starts, [*plan.fed, *earlier[i]], runs)
             for replica in replicas[i]:
                 shown, work = [value.op for _, value in replica.reported], replica.total
-                ancestors([*work.micro_ops, *work.once, *shown], inside)
+                _visit([*work.micro_ops, *work.once, *shown], earlier[i], runs)
     return kept
 
 
@@ -281,8 +277,10 @@ def _runs(
     return False
 
 
-def _runs_beyond(runs: Callable, ends: set, operation: tf.Operation) -> bool:
-    return operation not in ends and runs(operation)
+def _visit(starts: Iterable, fed: Iterable[tf.Tensor], runs: Callable) -> None:
+    """Calls `runs` for all that operations need, from fed tensors on."""
+    ends = {tensor.op for tensor in fed}
+    ancestors(starts, lambda operation: operation not in ends and runs(operation))
 
 
 def _draw_again(part: Interception, has_more: bool) -> None:
