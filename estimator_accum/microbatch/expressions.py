@@ -11,7 +11,6 @@ import collections
 import functools
 import hashlib
 import inspect
-import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -96,15 +95,10 @@ class Numbers:
 
     def __init__(self):
         self._numbers = {}
-        self._unique = itertools.count()
 
     def of(self, *key) -> int:
         """Returns the number of an expression that a key describes."""
         return self._numbers.setdefault(key, len(self._numbers))
-
-    def new(self) -> int:
-        """Returns a number that no other expression has."""
-        return self.of("unique", next(self._unique))
 
 
 class Expressions:
@@ -210,7 +204,7 @@ class Expressions:
         """Returns the number of an operation with inputs."""
         kind, settings = operation.type, dict(settings_of(operation))
         if any(functions_by_attribute(operation)):
-            return self._numbers.new()
+            return self._numbers.of(object())  # which no other one equals
         is_of_loop = kind == "Merge" and len(inputs) < len(operation.inputs)
         is_ordered = is_of_loop or _is_ordered(operation)
         order = self._place(operation) if is_ordered else None
