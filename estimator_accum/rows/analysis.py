@@ -119,7 +119,6 @@ class Analysis:
         origins: The operations that mix examples, in the order of the graph.
         combining: (operation, its own or that of its body), where what is mixed meets
             rows, or rows become as many mixed ones.
-        bodies: The analyses of functions, by the operation that calls one and its graph.
         complete_lists: Names of the lists with an entry for every row.
         sparse_lists: Names of the lists that are a sparse or ragged tensor's.
         lengths: Names of the lists of which tensors are the numbers of entries in each
@@ -142,13 +141,12 @@ class Analysis:
     ):
         self.can_check = can_check
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies, self.complete_lists = {}, set()
-        self.short, self.padded = {}, {}
+        self.short, self.padded, self.complete_lists = {}, {}, set()
         self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
         self._first = {}  # tensor of each list
         self.sparse_lists, self.lengths = set(), {}
         self._states, self._values, self._dims = dict(states), dict(values), {}
-        self._seen, self._known = set(), set(self._values)
+        self._seen = set()
         self._results = {}  # number of them, of calls of functions
         for part in parts:
             self._states[part.ref()] = State("rows", 0)
@@ -156,7 +154,6 @@ class Analysis:
             self._states[part.ref()] = MIXED
         self._given = dict.fromkeys(self._states)  # by the caller
         self._has_changed = False
-        self._is_body = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
         self.path = ""
         self._library = {}  # definitions of functions, made on first use
@@ -164,7 +161,7 @@ class Analysis:
     def with_states(self, states: dict) -> "Analysis":
         """Returns another analysis, to which further tensors' states are given, too."""
         states = {key: self._states[key] for key in self._given} | states
-        values = {key: self._values[key] for key in self._known}
+        values = {k: v for k, v in self._values.items() if k in self._given}
         return Analysis((), (), states, values, can_check=self.can_check)
 
     def state(self, tensor: tf.Tensor) -> State:
@@ -419,16 +416,15 @@ class Analysis:
 
     def _round(self, order: list[tf.Operation]) -> None:
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.bodies, self.complete_lists = {}, set()
-        self.short, self.padded, self.lengths = {}, {}, {}
+        self.short, self.padded, self.complete_lists = {}, {}, set()
+        self.lengths = {}
         self._names, self._numbers, self._alias = {}, {}, {}
         self._first = {}
         for key in self._given:
             self._note_list(key.deref(), self._states[key])
         self.sparse_lists = {*self._numbers}
-        fixed = {*self._given, *self._known}
         for facts in (self._values, self._dims):
-            for key in [key for key in facts if key not in fixed]:
+            for key in facts.keys() - self._given.keys():
                 del facts[key]
         for operation in order:
             self._step(operation)
@@ -438,7 +434,7 @@ class Analysis:
         """Forgets facts that a rule asked for before the operation was reached."""
         for output in operation.outputs:
             key = output.ref()
-            if key not in self._given and key not in self._known:
+            if key not in self._given:
                 self._values.pop(key, None)
                 self._dims.pop(key, None)
 
@@ -523,7 +519,8 @@ class Analysis:
             return True
         if is_draw(operation):
             is_inside = context_of(operation) is not None
-            return self._is_body or is_inside or operation.type not in STATELESS
+            is_inside |= self._caller is not None
+            return is_inside or operation.type not in STATELESS
         if not functions_of(operation):
             return False
         kinds = self._kinds_in(operation)
@@ -640,8 +637,7 @@ class Analysis:
                 means always.
         """
         body = Analysis(())
-        body._is_body, body._library = True, self._library
-        body._caller = self
+        body._caller, body._library = self, self._library
         body.path = f"{self.path}{operation.name}/{graph.name}/"
         for i, (inner, outer) in enumerate(zip(graph.inputs, tensors, strict=True)):
             body._states[inner.ref()] = states[i]
@@ -649,7 +645,6 @@ class Analysis:
             is_same = has_own_value is None or has_own_value[i]
             if states[i].kind in ("fixed", "sizes") and is_same:
                 body._values[inner.ref()] = self.value(outer)
-                body._known.add(inner.ref())
             elif self.state(outer).kind in _OF_LISTS:
                 continue  # its length is another one in each micro-batch
             elif states[i].kind == "rows" or self.knows_dims(outer):
@@ -658,7 +653,6 @@ class Analysis:
                 body.set_dims(inner, states[i], dims if is_same else [None] * len(dims))
         body._given = dict.fromkeys(tensor.ref() for tensor in graph.inputs)
         body._analyze_body(graph)
-        self.bodies[operation, graph] = body  # a loop's last round stays
         self.combining += [(operation, inner) for _, inner in body.combining]
         if body.guards:
             raise Mixed("rows are looked up by number inside a function")
