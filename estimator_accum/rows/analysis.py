@@ -46,7 +46,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors, in_order
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
-from estimator_accum.rows.guards import EqualNumbers, EqualSplits
+from estimator_accum.rows.guards import EqualEntries
 from estimator_accum.rows.integers import (
     OF_SHAPE,
     clamped,
@@ -314,8 +314,7 @@ class Analysis:
         kinds = [key for key in numbers if key in others]
         if not kinds or not {one, other} & self.sparse_lists:
             raise Mixed("entries of several lists")
-        (kind, _), pair = kinds[0], (numbers[kinds[0]], others[kinds[0]])
-        self.assume(EqualSplits(*pair) if kind == "splits" else EqualNumbers(*pair))
+        self.assume(EqualEntries(numbers[kinds[0]], others[kinds[0]]))
         self._alias[other] = one
         for names in (self.complete_lists, self.sparse_lists):
             if other in names:

@@ -1,5 +1,6 @@
 """Facts of the analysis that every micro-batch checks."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,11 +18,6 @@ class OwnRows(NamedTuple):
     places: tf.Tensor
     axis: int
     table: tf.Tensor
-
-    @property
-    def key(self) -> tuple:
-        """Returns the same for the same tensors."""
-        return self.places.ref(), self.table.ref()
 
     @property
     def lookups(self) -> list[tf.Operation]:
@@ -49,25 +45,22 @@ class OwnRows(NamedTuple):
         )
 
 
-class EqualNumbers(NamedTuple):
-    """Two sparse tensors have as many entries of each example.
+class EqualEntries(NamedTuple):
+    """Two sparse or ragged tensors have as many entries of each example.
 
     Attributes:
-        one: Indices of a sparse tensor.
+        one: Indices of a sparse tensor, or row splits of a ragged one.
         other: Those of the other one.
     """
 
     one: tf.Tensor
     other: tf.Tensor
 
-    @property
-    def key(self) -> tuple:
-        """Returns the same for the same tensors."""
-        return self.one.ref(), self.other.ref()
-
     def holds(self, examples: tf.Tensor) -> tf.Tensor:
         """Returns whether it holds, a scalar bool."""
-        one, other = (tf.cast(indices[:, 0], tf.int64) for indices in self)
+        del examples
+        numbers = [part if part.shape.rank == 1 else part[:, 0] for part in self]
+        one, other = (tf.cast(part, tf.int64) for part in numbers)
         are_alike = tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
         has_length = tf.equal(tf.size(one), tf.size(other))
         return tf.logical_and(has_length, tf.reduce_all(are_alike))
@@ -76,41 +69,10 @@ class EqualNumbers(NamedTuple):
     def sentence(self) -> str:
         """The refusal where it does not hold."""
         return (
-            "Sparse tensors that are combined must have as many entries of each "
+            "Sparse or ragged tensors that are combined must have as many entries of each "
             f"example. Received: {self.one.name} and {self.other.name}, which have "
-            "others. Give each word one weight other than 0."
-        )
-
-
-class EqualSplits(NamedTuple):
-    """Two ragged tensors have as many entries of each example.
-
-    Attributes:
-        one: Row splits of a ragged tensor.
-        other: Those of the other one.
-    """
-
-    one: tf.Tensor
-    other: tf.Tensor
-
-    @property
-    def key(self) -> tuple:
-        """Returns the same for the same tensors."""
-        return self.one.ref(), self.other.ref()
-
-    def holds(self, examples: tf.Tensor) -> tf.Tensor:
-        """Returns whether it holds, a scalar bool."""
-        del examples
-        one, other = (tf.cast(splits, tf.int64) for splits in self)
-        return tf.reduce_all(tf.equal(one, other))
-
-    @property
-    def sentence(self) -> str:
-        """The refusal where it does not hold."""
-        return (
-            "Ragged tensors that are combined must have as many entries of each "
-            f"example. Received: {self.one.name} and {self.other.name}, which have "
-            "others. Give each entry of one tensor an entry of the other."
+            "others. Give each entry of one tensor an entry of the other, such as each "
+            "word one weight other than 0."
         )
 
 
@@ -126,11 +88,6 @@ class LastEntry(NamedTuple):
     numbers: tf.Tensor
     rows: tf.Tensor
     is_last: tf.Tensor
-
-    @property
-    def key(self) -> tuple:
-        """Returns the same for the same tensors."""
-        return (self.numbers.ref(),)
 
     def holds(self, examples: tf.Tensor) -> tf.Tensor:
         """Returns whether it holds, a scalar bool."""
@@ -148,3 +105,12 @@ class LastEntry(NamedTuple):
             f"Received: {self.numbers.name}. Call tf.nn.safe_embedding_lookup_sparse in "
             "place of tf.nn.embedding_lookup_sparse, or reduce with num_segments."
         )
+
+
+def distinct(guards: Iterable) -> list:
+    """Returns each fact once, though several were taken down for the same tensors."""
+    facts = {}
+    for guard in guards:
+        parts = [part.ref() for part in guard if isinstance(part, tf.Tensor)]
+        facts.setdefault((type(guard), *parts), guard)
+    return [*facts.values()]

@@ -44,7 +44,7 @@ from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
-from estimator_accum.rows.guards import LastEntry, OwnRows
+from estimator_accum.rows.guards import LastEntry, OwnRows, distinct
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import Mixed, State
 
@@ -233,12 +233,7 @@ def check_guards(batch: WholeBatch, views: list[View]) -> dict:
     Every micro-batch runs them. One that is the whole batch relies on few facts.
     """
     checks = {}
-    guards = {
-        (type(guard), *guard.key): guard
-        for view in views
-        for guard in view.analysis.guards
-    }
-    for guard in guards.values():
+    for guard in distinct(g for view in views for g in view.analysis.guards):
         with tf.control_dependencies(None):
             holds = guard.holds(batch.size)
             if not isinstance(guard, LastEntry):

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from estimator_accum.rows.guards import EqualNumbers, EqualSplits, LastEntry
+from estimator_accum.rows.guards import EqualEntries, LastEntry
 
 _INDICES = tf.constant([[0, 0], [0, 3], [2, 1]], tf.int64)
 
@@ -18,7 +18,7 @@ _INDICES = tf.constant([[0, 0], [0, 3], [2, 1]], tf.int64)
     ],
 )
 def test_sparse_tensors_must_have_as_many_entries_of_each_example(others, holds):
-    guard = EqualNumbers(_INDICES, tf.constant(others, tf.int32))
+    guard = EqualEntries(_INDICES, tf.constant(others, tf.int32))
     assert bool(guard.holds(tf.constant(3, tf.int64))) == holds
 
 
@@ -27,7 +27,7 @@ def test_sparse_tensors_must_have_as_many_entries_of_each_example(others, holds)
     [([0, 2, 2, 3], True), ([0, 1, 2, 3], False), ([0, 2, 2, 4], False)],
 )
 def test_ragged_tensors_must_have_as_many_entries_of_each_example(others, holds):
-    guard = EqualSplits(tf.constant([0, 2, 2, 3], tf.int64), tf.constant(others))
+    guard = EqualEntries(tf.constant([0, 2, 2, 3], tf.int64), tf.constant(others))
     assert bool(guard.holds(tf.constant(3, tf.int64))) == holds
 
 
