@@ -112,10 +112,8 @@ def _views(
     if lengths and None not in lengths:
         size = max(lengths, key=lengths.count)
     rows = [t for t in parts if t.shape.rank and t.shape.as_list()[0] == size]
-    are_rows = {row.ref() for row in rows}
-    others = [t for t in parts if t.ref() not in are_rows]
     if size is None and not lists:
-        analysis = Analysis(rows, others)
+        analysis = Analysis(rows, parts)
         analysis.analyze([loss])
         yield loss, analysis, None
     else:
@@ -126,12 +124,12 @@ def _views(
             fed = [*outputs, *read]
             copy, copies, tables = _copy_of_any_size(loss, operations, fed, rows, lists)
             with copy.graph.as_default():
-                twins = [[copies[t.ref()] for t in some] for some in (rows, others)]
+                twins = [[copies[t.ref()] for t in some] for some in (rows, parts)]
                 analysis = Analysis(twins[0] + tables, twins[1])
                 analysis.analyze([copy])
             yield copy, analysis, None
     if size is None or size > 1:  # by which nothing is told from other axes
-        yield loss, Assumption(loss, rows, others, size), size
+        yield loss, Assumption(loss, rows, parts, size), size
 
 
 def _parts_among(outputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -210,7 +208,7 @@ def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[
         outputs: All outputs.
         size: Number of examples in a batch; 0 if it is not constant.
     """
-    analysis = Analysis(rows, [output for output in outputs if output not in rows])
+    analysis = Analysis(rows, outputs)
     analysis.analyze([loss])
     terms = terms_of(analysis, loss)
     if any(terms):

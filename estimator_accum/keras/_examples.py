@@ -51,8 +51,7 @@ def is_sum_over_examples(loss: tf.Tensor) -> bool:
     rows = [t for t in inputs if t.shape.rank and t.shape.as_list()[0] is None]
     if not rows or not may_be_sum(loss, lambda op: bool(_batch_of([op]))):
         return False  # a constant may be the number of examples, if that is static
-    are_rows = {tensor.ref() for tensor in rows}
-    analysis = Analysis(rows, [t for t in inputs if t.ref() not in are_rows])
+    analysis = Analysis(rows, inputs)
     analysis.analyze([loss])
     terms = terms_of(analysis, loss)
     return bool(terms) and all(term and None not in term.factors for term in terms)

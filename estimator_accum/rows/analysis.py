@@ -43,7 +43,7 @@ from estimator_accum.graph.names import (
     is_draw,
     moves_generator,
 )
-from estimator_accum.graph.walks import data_ancestors, in_order
+from estimator_accum.graph.walks import data_ancestors, in_order, origin_of
 from estimator_accum.rows.declaration import ROWS_ATTRIBUTE
 from estimator_accum.rows.entries import of_entries
 from estimator_accum.rows.guards import EqualEntries
@@ -106,7 +106,7 @@ class Analysis:
 
     Args:
         parts: Tensors that have one row for each example along their first axis.
-        mixed: Other tensors of the micro-batch.
+        mixed: Tensors of the micro-batch, of which all others are mixed.
         states: States of further tensors, by reference.
         values: Values of integer tensors among them, as sizes, by reference.
         can_check: As the attribute.
@@ -148,10 +148,8 @@ class Analysis:
         self._states, self._values, self._dims = dict(states), dict(values), {}
         self._seen = set()
         self._results = {}  # number of them, of calls of functions
-        for part in parts:
-            self._states[part.ref()] = State("rows", 0)
-        for part in mixed:
-            self._states[part.ref()] = MIXED
+        self._states |= {part.ref(): MIXED for part in mixed}
+        self._states |= {part.ref(): State("rows", 0) for part in parts}
         self._given = dict.fromkeys(self._states)  # by the caller
         self._has_changed = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
@@ -252,8 +250,7 @@ class Analysis:
 
         In the order of the mask's elements, so a reshaped mask has the same list.
         """
-        while mask.op.type == "Reshape":
-            mask = mask.op.inputs[0]
+        mask = origin_of(mask, {"Reshape"})
         name = f"true in {self.path}{mask.name}"
         return self._names.setdefault(("Where", computation_of(mask)), name)
 

@@ -103,20 +103,20 @@ class Assumption:
 
     Args:
         loss: The loss.
-        parts: The parts of the batch that have a row for each example.
-        others: Its other parts.
+        rows: The parts of the batch that have a row for each example.
+        parts: Its parts, of which there may be others.
         size: The number of examples; None if it is not static.
     """
 
     def __init__(
         self,
         loss: tf.Tensor,
+        rows: Iterable[tf.Tensor],
         parts: Iterable[tf.Tensor],
-        others: Iterable[tf.Tensor],
         size: int | None,
     ):
-        self._size, self._parts = size, {part.ref() for part in parts}
-        joined, sizes = {other.ref() for other in others}, set()
+        self._size, self._parts = size, {part.ref() for part in rows}
+        joined, sizes = {part.ref() for part in parts} - self._parts, set()
         values = self._parts | joined
         self._operations = inputs_first([loss.op])
         for operation in self._operations:
@@ -131,7 +131,7 @@ class Assumption:
             elif of_values or inputs & sizes:
                 sizes |= results
         self._values, self._sizes, self._joined = values, sizes, joined
-        self._entries = Analysis((), [*parts, *others], self._selected())
+        self._entries = Analysis((), [*rows, *parts], self._selected())
         self._entries.analyze([loss])
 
     def is_given(self, tensor: tf.Tensor) -> bool:

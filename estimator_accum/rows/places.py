@@ -107,9 +107,7 @@ def _analysis_of(places: tf.Tensor, parts: Iterable[tf.Tensor]) -> Analysis:
             for part in user.outputs
         ]
     rows = [t for t in batch if t.shape.rank and t.shape.as_list()[0] is None]
-    is_row = {tensor.ref() for tensor in rows}
-    others += [tensor for tensor in batch if tensor.ref() not in is_row]
-    analysis = Analysis(rows, others)
+    analysis = Analysis(rows, [*batch, *others])
     analysis.analyze([places])
     return analysis
 

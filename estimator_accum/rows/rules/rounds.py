@@ -21,6 +21,7 @@ from estimator_accum.graph.names import (
     READERS_OF_VALUE,
     draws_from_seed,
 )
+from estimator_accum.graph.walks import origin_of
 from estimator_accum.rows.sizes import N, Size
 from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
 
@@ -29,9 +30,7 @@ _OTHERS = "a round of the loop needs more than one example"
 
 
 def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
+    return origin_of(tensor, {"Identity"})
 
 
 class Rounds:
