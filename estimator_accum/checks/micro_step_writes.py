@@ -8,13 +8,12 @@ counted     without the batch, and read by the loss or the optimizer: a clock
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import tensorflow as tf
 
-from estimator_accum.checks.global_step import deciding, deciding_inside
+from estimator_accum.checks.global_step import deciding_inside
 from estimator_accum.checks.repeated_writes import changes_once
-from estimator_accum.graph.functions import functions_of
 from estimator_accum.graph.names import moves_generator
 from estimator_accum.graph.outermost import has_mark, mark_graph
 from estimator_accum.graph.variables import find_global_step
@@ -62,17 +61,10 @@ def _repeated_writes(
     meant = needed_by_updates(graph)
     trainable = {v.op for v in graph.get_collection(keys.TRAINABLE_VARIABLES)}
 
-    look_inside = functools.cache(lambda: deciding_inside(graph))
-
     @functools.cache
-    def decide_update(step: Callable = deciding) -> dict:
+    def decide_update() -> dict:
         variables = [graph.get_operation_by_name(name) for name in trained | state]
-        return data_ancestors(writers.all_of(variables), step)
-
-    def is_read(variable: tf.Operation, writer: tf.Operation) -> bool:
-        if variable not in decide_update() or not functions_of(writer):
-            return variable in decide_update()
-        return variable in decide_update(look_inside())
+        return data_ancestors(writers.all_of(variables), deciding_inside(graph))
 
     def is_once_per_batch(variable: tf.Operation, writer: tf.Operation) -> bool:
         if _APPLIES.match(writer.type) or variable in trainable:
@@ -83,7 +75,7 @@ def _repeated_writes(
         needed = data_ancestors([tensor.op for tensor in tensors])
         is_averaged = any(op.name in trained for op in needed)
         is_of_batch = varying(needed)
-        is_used = is_averaged or is_read(variable, writer)
+        is_used = is_averaged or variable in decide_update()
         if writer in meant and is_averaged:  # such as the vectors of spectral norms
             return False
         return not is_of_batch and is_used and not changes_once(variable, writers)

@@ -35,6 +35,7 @@ from estimator_accum.graph.functions import (
     library_of_functions,
 )
 from estimator_accum.graph.internals import captures_of, context_of
+from estimator_accum.graph.lookups import UNIQUE
 from estimator_accum.graph.names import (
     CALLERS,
     PYTHON,
@@ -80,7 +81,6 @@ from estimator_accum.rows.states import (
 _FROM_FIXED = {"TensorListReserve", "EmptyTensorList", "TensorArrayV3", "Merge"}
 _OF_LISTS = {"entries", *OF_SPLITS}
 _OF_ENTRIES = {"counts", *_OF_LISTS}
-_OTHER_ORDER = {"Unique", "UniqueV2"}  # of entries than that of their examples
 # Extremes that a comparison bounds if they are its first or second operand.
 _BOUNDED = {
     **dict.fromkeys(("Less", "LessEqual"), ("Max", "Min")),
@@ -278,7 +278,7 @@ class Analysis:
             blocks, first = blocks_of(name), self._first.get(name)
             if blocks and blocks[0] == 1:
                 continue
-            if blocks or first is None or first.op.type in _OTHER_ORDER:
+            if blocks or first is None or first.op.type in UNIQUE:
                 return False
             if first.ref() in self._given:
                 parts = map(self._states.get, self._given)

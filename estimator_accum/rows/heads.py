@@ -22,6 +22,7 @@ from estimator_accum.graph.internals import (
     is_stateful,
     session_with_own_threads,
 )
+from estimator_accum.graph.lookups import UNIQUE
 from estimator_accum.graph.names import (
     CALLERS,
     CONTROL_FLOW_V1,
@@ -45,8 +46,6 @@ _MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have 
 _MOST_STEPS = 50  # from the parts of a batch to a mask
 _TIMEOUT_MS = 10_000  # of a loop that random examples may never end
 _LENGTH = 3  # of axes that are of no known length
-# Operations that do not see that an example is repeated.
-_OF_DISTINCT = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"}
 _REPEATABLE = {*CALLERS, *CONTROL_FLOW_V1, *READERS, *VARIABLES, "Assert"}
 _LISTS = ("TensorArray", "TensorList", "Stack")
 
@@ -126,8 +125,8 @@ def find_head(
     kinds = {node.op for node in nodes}
     if len(nodes) > _MOST_OPERATIONS or not all(map(_is_repeatable, kinds)):
         return None
-    if not with_parts and kinds & _OF_DISTINCT:
-        return None
+    if not with_parts and kinds & UNIQUE.keys():
+        return None  # which do not see that an example is repeated
     return Head(loss, list(operations), list(rows.values()), list(others.values()))
 
 
