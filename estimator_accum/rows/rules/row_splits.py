@@ -24,7 +24,7 @@ from estimator_accum.rows.rules.entries import (
     set_rows,
     shape_of_sparse,
 )
-from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
+from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, NO_SHAPE, UNLIKE
 from estimator_accum.rows.rules.table import (
     RULES_OF_ENTRIES,
     RULES_OF_SPLITS,
@@ -34,6 +34,7 @@ from estimator_accum.rows.sizes import ONE, N, Size, count, sizes
 from estimator_accum.rows.states import FIXED, Mixed, State
 
 _BEFORE = "row splits count the entries of the examples before"
+_OTHER_NUMBER = "a ragged tensor has another number of examples"
 _INTEGERS = (tf.int32, tf.int64)  # others may overflow
 _COPIES = {"Identity", "Cast", "BroadcastTo", "Reshape"}
 _BETWEEN = {"begins", "ends", "between"}
@@ -397,26 +398,48 @@ def _ranges_within(analysis, operation, states):
     return _made_ranges(analysis, operation, name, *of_rows, begins.of)
 
 
+@rule("RaggedTensorToTensor", table=RULES_OF_ENTRIES)
 @rule("RaggedTensorToTensor", table=RULES_OF_SPLITS)
 def _pad_to_length(analysis, operation, states):
     _, values, default, *partitions = states
-    kinds = {*operation.get_attr("row_partition_types")}
-    if kinds != {b"ROW_SPLITS"} or default != FIXED:
+    kinds = operation.get_attr("row_partition_types")
+    if kinds == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
+        span, number = _rows_by_number(analysis, operation, values, partitions[1]), 1
+    elif {*kinds} == {b"ROW_SPLITS"}:
+        span, number = _rows_by_splits(analysis, values, partitions), len(partitions)
+    else:
         raise Mixed("a ragged tensor whose rows are of several kinds")
+    lengths = analysis.value(operation.inputs[0])
+    if lengths is None or default != FIXED:
+        raise Mixed(NO_SHAPE)
+    widths = lengths[1 : 1 + number] if lengths.ndim else lengths
+    check_widths([*widths.flat])
+    if lengths[0] not in (Size(-1), N * span):
+        raise Mixed(_OTHER_NUMBER)
+    tail = analysis.dims(operation.inputs[1])[1:]
+    return set_rows(analysis, operation.outputs[0], span, [*widths, *tail])
+
+
+def _rows_by_number(analysis, operation, values: State, numbers: State) -> Size:
+    """Returns the rows for each example where entries have the numbers of their rows."""
+    if not are_numbers(numbers, False) or not are_values_of(values, numbers.of):
+        raise Mixed(ALONG)
+    rows = analysis.value(operation.inputs[3])
+    if rows is None or rows[()] != N * numbers.distance:
+        raise Mixed(_OTHER_NUMBER)
+    return numbers.distance
+
+
+def _rows_by_splits(analysis, values: State, partitions: list[State]) -> Size:
+    """Returns the rows for each example where splits, of each axis, tell their ends."""
     first, *others = partitions
     for outer, inner in zip(partitions, others, strict=False):
         if inner.kind != "splits" or outer.of not in _rows_of(inner):
             raise Mixed(UNLIKE)
-    values = _entries_of(analysis, values, partitions[-1])
-    lengths = analysis.value(operation.inputs[0])
-    if first.kind != "splits" or first.places is not None or lengths is None:
+    _entries_of(analysis, values, partitions[-1])
+    if first.kind != "splits" or first.places is not None:
         raise Mixed(_BEFORE)
-    widths = lengths[1 : 1 + len(partitions)] if lengths.ndim else lengths
-    check_widths([*widths.flat])
-    if lengths[0] not in (Size(-1), N * first.span):
-        raise Mixed("a ragged tensor has another number of examples")
-    tail = analysis.dims(operation.inputs[1])[1:]
-    return set_rows(analysis, operation.outputs[0], first.span, [*widths, *tail])
+    return first.span
 
 
 @rule("RaggedTensorToSparse", table=RULES_OF_SPLITS)

@@ -7,11 +7,9 @@ drop, join or sort the entries of an example.
 import tensorflow as tf
 
 from estimator_accum.rows.rules.entries import (
-    are_numbers,
     are_rows,
     are_values_of,
     check_sparse,
-    check_widths,
     new_sparse,
     set_entries,
     set_rows,
@@ -19,7 +17,7 @@ from estimator_accum.rows.rules.entries import (
 )
 from estimator_accum.rows.rules.refusals import ALONG, BY_VALUES, UNLIKE
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
-from estimator_accum.rows.sizes import ONE, N, Size, Unknown, count, sizes
+from estimator_accum.rows.sizes import ONE, Size, Unknown, count, sizes
 from estimator_accum.rows.states import FIXED, MIXED, Mixed, State
 
 
@@ -249,27 +247,3 @@ def _parse(analysis, operation, states):
     ]
     ragged = [MIXED] * (len(outputs) - 3 * number - len(dense))
     return [*(parts[i] for i in range(3) for parts in sparse), *dense, *ragged]
-
-
-@rule("RaggedTensorToTensor", table=RULES_OF_ENTRIES)
-def _pad_to_length(analysis, operation, states):
-    shape, values, default, *partitions = states
-    kinds = operation.get_attr("row_partition_types")
-    if kinds != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
-        raise Mixed("a ragged tensor that does not number its rows")
-    numbers = partitions[1]
-    if not are_numbers(numbers, False) or not are_values_of(values, numbers.of):
-        raise Mixed(ALONG)
-    lengths, rows = map(analysis.value, (operation.inputs[0], operation.inputs[3]))
-    if lengths is not None and not lengths.ndim:
-        check_widths([lengths[()]])
-    if lengths is None or lengths.ndim != 1 or shape.kind not in ("fixed", "sizes"):
-        raise Mixed("a shape that is not known before there are numbers")
-    number = N * numbers.distance
-    if lengths[0] not in (Size(-1), number) or rows is None or rows[()] != number:
-        raise Mixed("a ragged tensor has another number of examples")
-    if default != FIXED:
-        raise Mixed(UNLIKE)
-    check_widths([lengths[1]])
-    tail = [lengths[1], *analysis.dims(operation.inputs[1])[1:]]
-    return set_rows(analysis, operation.outputs[0], numbers.distance, tail)
