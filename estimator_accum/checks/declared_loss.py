@@ -1,6 +1,5 @@
 """Check of a loss against the reduction that its train op declares."""
 
-import contextlib
 import itertools
 import logging
 import math
@@ -112,22 +111,9 @@ def _views(
     if lengths and None not in lengths:
         size = max(lengths, key=lengths.count)
     rows = [t for t in parts if t.shape.rank and t.shape.as_list()[0] == size]
-    if size is None and not lists:
-        analysis = Analysis(rows, parts)
-        analysis.analyze([loss])
-        yield loss, analysis, None
-    else:
-        operations = [op for op in needed if op.graph is loss.graph]
-        read = [op.outputs[0] for op in operations if op.type == "ReadVariableOp"]
-        # An operation may need one size, and a captured variable is not known there.
-        with contextlib.suppress(ValueError, TypeError, tf.errors.OpError):
-            fed = [*outputs, *read]
-            copy, copies, tables = _copy_of_any_size(loss, operations, fed, rows, lists)
-            with copy.graph.as_default():
-                twins = [[copies[t.ref()] for t in some] for some in (rows, parts)]
-                analysis = Analysis(twins[0] + tables, twins[1])
-                analysis.analyze([copy])
-            yield copy, analysis, None
+    view = _view_of_any_size(loss, needed, outputs, rows, parts, lists)
+    if view is not None:
+        yield *view, None
     if size is None or size > 1:  # by which nothing is told from other axes
         yield loss, Assumption(loss, rows, parts, size), size
 
@@ -175,20 +161,14 @@ def _are_sums(loss: tf.Tensor) -> list[bool]:
     (size,) = sizes
     outputs = [output for source in sources for output in source.outputs]
     rows = [t for t in outputs if t.shape.rank and t.shape.as_list()[0] is None]
-    if rows and not lists:
-        return _are_sums_of(loss, rows, outputs, size)
     rows = rows or [t for t in outputs if t.shape.rank and t.shape.as_list()[0] == size]
     if not (rows or lists):
         return []
-    try:
-        copy, copies, tables = _copy_of_any_size(loss, needed, outputs, rows, lists)
-    except (ValueError, TypeError, tf.errors.OpError):
-        if not lists:
-            raise
-        return []  # of a sparse tensor with a static shape
-    with copy.graph.as_default():
-        of_rows = [copies[tensor.ref()] for tensor in rows] + tables
-        return _are_sums_of(copy, of_rows, [*copies.values(), *tables], size)
+    view = _view_of_any_size(loss, needed, outputs, rows, outputs, lists)
+    if view is None:
+        return []
+    with view[0].graph.as_default():
+        return _are_sums_of(*view, size)
 
 
 def _needed(loss: tf.Tensor) -> dict:
@@ -199,17 +179,14 @@ def _needed(loss: tf.Tensor) -> dict:
     )
 
 
-def _are_sums_of(loss: tf.Tensor, rows: list, outputs: list, size: int) -> list[bool]:
-    """Returns whether each term of a loss is a sum over the examples of `rows`.
+def _are_sums_of(loss: tf.Tensor, analysis: Analysis, size: int) -> list[bool]:
+    """Returns whether each term of a loss is a sum over the examples of rows.
 
     Args:
         loss: The loss.
-        rows: Outputs of the input pipeline that have a row for each example.
-        outputs: All outputs.
+        analysis: The states of the tensors that it is computed from.
         size: Number of examples in a batch; 0 if it is not constant.
     """
-    analysis = Analysis(rows, outputs)
-    analysis.analyze([loss])
     terms = terms_of(analysis, loss)
     if any(terms):
         return [
@@ -264,39 +241,60 @@ def _numbers_added_up(
     }
 
 
-def _copy_of_any_size(
-    loss: tf.Tensor, needed: Iterable, outputs: list, rows: list, lists: Iterable = ()
-) -> tuple[tf.Tensor, dict, list]:
-    """Returns a copy of a loss whose batch has no static size, and of `outputs` by ref.
+def _view_of_any_size(
+    loss: tf.Tensor,
+    needed: Iterable,
+    outputs: list,
+    rows: list,
+    parts: list,
+    lists: list,
+) -> tuple[tf.Tensor, Analysis] | None:
+    """Returns a loss, or a copy whose batch has no static size, and its analysis.
 
-    Tables stand for the batch's sparse and ragged tensors, and are returned, too.
+    Tables stand for the batch's sparse and ragged tensors.
 
     Args:
         loss: The loss.
         needed: The operations that it is computed from.
         outputs: Results of some of them, which are fed in the copy.
         rows: Those of `outputs` that have a row for each example.
+        parts: Those that the batch decides; `rows` may be among them.
         lists: Operations for which `is_list_of_batch` holds.
+
+    Returns:
+        None if an operation needs one size.
     """
-    fed = {*(output.op for output in outputs), *lists}
-    definition, _ = define([op for op in needed if op not in fed])
+    if not lists and not any(tensor.shape.as_list()[0] for tensor in rows):
+        analysis = Analysis(rows, parts)
+        analysis.analyze([loss])
+        return loss, analysis
+    operations = [op for op in needed if op.graph is loss.graph]
+    # A captured variable is not known in the copy's graph.
+    read = [op.outputs[0] for op in operations if op.type == "ReadVariableOp"]
+    fed = {*(tensor.op for tensor in [*outputs, *read]), *lists}
+    definition, _ = define([op for op in operations if op not in fed])
     definition.library.function.extend(library_of_functions(loss.graph).values())
     are_rows = {tensor.ref() for tensor in rows}
     with tf.Graph().as_default():
-        copies = {}
-        for output in outputs:
-            is_row = output.ref() in are_rows
-            shape = [None, *output.shape[1:]] if is_row else output.shape
-            copies[output.ref()] = tf.compat.v1.placeholder(output.dtype, shape)
-        inputs = {key.deref().name: twin for key, twin in copies.items()}
-        tables = []
+        copies, inputs, tables = {}, {}, []
+        for tensor in [*outputs, *read]:
+            is_row = tensor.ref() in are_rows
+            shape = [None, *tensor.shape[1:]] if is_row else tensor.shape
+            copies[tensor.ref()] = tf.compat.v1.placeholder(tensor.dtype, shape)
+            inputs[tensor.name] = copies[tensor.ref()]
         for operation in lists:
             results, its_tables = list_from_tables(operation)
             tables += its_tables
-            pairs = zip(operation.outputs, results, strict=True)
-            inputs |= {output.name: twin for output, twin in pairs}
-        (copy,) = insert(definition, inputs, [loss], "")
-        return copy, copies, tables
+            names = [output.name for output in operation.outputs]
+            inputs |= dict(zip(names, results, strict=True))
+        try:
+            (copy,) = insert(definition, inputs, [loss], "")
+        except (ValueError, TypeError, tf.errors.OpError):
+            return None
+        twins = [[copies[t.ref()] for t in some] for some in (rows, parts)]
+        analysis = Analysis(twins[0] + tables, twins[1])
+        analysis.analyze([copy])
+        return copy, analysis
 
 
 def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterable[tf.Operation]:
