@@ -31,8 +31,6 @@ def library_of_functions(graph: tf.Graph | None = None) -> dict:
 
 def functions_of(node) -> list[str]:
     """Returns names of the functions that an operation or node calls, e.g. branches."""
-    if isinstance(node, tf.Operation) and not _may_call(node.type):
-        return []
     return [name for _, name in functions_by_attribute(node)]
 
 

@@ -34,8 +34,6 @@ def integer_value(analysis, tensor: tf.Tensor) -> np.ndarray | None:
     if (number := clamped(analysis, operation)) is not None:
         return number
     try:
-        if operation.type == "Rank" and operation.inputs[0].shape.rank is not None:
-            return sizes(operation.inputs[0].shape.rank)
         if operation.type in ("Shape", "ShapeN"):
             return sizes(analysis.dims(operation.inputs[tensor.value_index]))
         if operation.type == "Size":
