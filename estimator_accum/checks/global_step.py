@@ -282,7 +282,6 @@ class _Bodies:
         if i >= len(arguments):
             return True
         if (name, i) not in self._decides:
-            self._decides[name, i] = True  # of a function that calls itself
             self._decides[name, i] = self._follow(function, arguments[i])
         return self._decides[name, i]
 

@@ -35,16 +35,15 @@ class Ways:
             of the node that may write and None. Where a handle cannot be followed, each
             node that may write any variable ends a way.
         """
-        return self._of(node, place, [], frozenset())
+        return self._of(node, place, [])
 
-    def _of(self, node, place: int, way: list, calls: frozenset):
+    def _of(self, node, place: int, way: list):
         """Yields ways; returns the numbers of the node's results that are the handle.
 
         Args:
             node: A node that gets the handle.
             place: Number of its input that is the handle.
             way: The way to the node.
-            calls: The (function, argument) pairs of the way.
         """
         returned, names = set(), functions_of(node)
         if node.op in self._readers:
@@ -57,19 +56,16 @@ class Ways:
             if name in self._library:
                 function = self._library[name]
                 inner = [*way, (node, function)]
-                returned |= yield from self._in(function, place - first, inner, calls)
+                returned |= yield from self._in(function, place - first, inner)
         is_carried = node.op in LOOPS and returned == {place}
         if node.op not in CALLERS or (returned and not is_carried):
             yield from self._anywhere(node, way)
         return returned
 
-    def _in(self, function, place: int, way: list, calls: frozenset):
+    def _in(self, function, place: int, way: list):
         """Yields ways; returns the numbers of a function's results, as `_of` does."""
         argument = function.signature.input_arg[place].name
-        call = function.signature.name, argument
         returned, handles, waiting = set(), {argument}, [argument]
-        if call in calls:
-            return returned
         users = self._users_in(function)
         while waiting:
             for node, i in users[waiting.pop()]:
@@ -79,7 +75,7 @@ class Ways:
                 elif node.op in PASSING:
                     passed = {node.name}
                 else:
-                    results = yield from self._of(node, i, way, calls | {call})
+                    results = yield from self._of(node, i, way)
                     passed = {f"{node.name}:output:{result}" for result in results}
                 waiting += sorted(passed - handles)
                 handles |= passed
