@@ -106,7 +106,7 @@ class Analysis:
 
     Args:
         parts: Tensors that have one row for each example along their first axis.
-        mixed: Tensors of the micro-batch, of which all others are mixed.
+        mixed: Tensors of the micro-batch, of which all without another state are mixed.
         states: States of further tensors, by reference.
         values: Values of integer tensors among them, as sizes, by reference.
         can_check: As the attribute.
@@ -140,21 +140,17 @@ class Analysis:
         can_check: bool = True,
     ):
         self.can_check = can_check
-        self.guards, self.bounds, self.origins, self.combining = [], [], [], []
-        self.short, self.padded, self.complete_lists = {}, {}, set()
-        self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
-        self._first = {}  # tensor of each list
-        self.sparse_lists, self.lengths = set(), {}
-        self._states, self._values, self._dims = dict(states), dict(values), {}
+        self._values, self._dims = dict(values), {}
         self._seen = set()
         self._results = {}  # number of them, of calls of functions
-        self._states |= {part.ref(): MIXED for part in mixed}
+        self._states = {part.ref(): MIXED for part in mixed} | dict(states)
         self._states |= {part.ref(): State("rows", 0) for part in parts}
         self._given = dict.fromkeys(self._states)  # by the caller
         self._has_changed = False
         self._caller, self._arguments = None, {}  # of a function: their outer tensors
         self.path = ""
         self._library = {}  # definitions of functions, made on first use
+        self._begin()
 
     def with_states(self, states: dict) -> "Analysis":
         """Returns another analysis, to which further tensors' states are given, too."""
@@ -410,18 +406,22 @@ class Analysis:
             placeholders = [t for t in placeholders if t.ref() not in captured]
         return bool(placeholders) or any(op.type.startswith("Rng") for op in operations)
 
-    def _round(self, order: list[tf.Operation]) -> None:
+    def _begin(self) -> None:
+        """Forgets all facts but those that were given."""
         self.guards, self.bounds, self.origins, self.combining = [], [], [], []
         self.short, self.padded, self.complete_lists = {}, {}, set()
         self.lengths = {}
-        self._names, self._numbers, self._alias = {}, {}, {}
-        self._first = {}
+        self._names, self._numbers, self._alias = {}, {}, {}  # of lists of entries
+        self._first = {}  # tensor of each list
         for key in self._given:
             self._note_list(key.deref(), self._states[key])
         self.sparse_lists = {*self._numbers}
         for facts in (self._values, self._dims):
             for key in facts.keys() - self._given.keys():
                 del facts[key]
+
+    def _round(self, order: list[tf.Operation]) -> None:
+        self._begin()
         for operation in order:
             self._step(operation)
             self._note_seen(operation)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from estimator_accum.graph.computations import computation_of
 from estimator_accum.graph.functions import all_nodes
 from estimator_accum.graph.internals import context_of
 from estimator_accum.graph.names import (
@@ -36,7 +35,7 @@ from estimator_accum.graph.names import (
 from estimator_accum.graph.walks import data_ancestors, origin_of
 from estimator_accum.rows.analysis import Analysis, inputs_first
 from estimator_accum.rows.heads import (
-    SELECTING_ROWS,
+    SELECTING,
     Head,
     draw_examples,
     draw_others,
@@ -44,8 +43,7 @@ from estimator_accum.rows.heads import (
     runs_of,
 )
 from estimator_accum.rows.loss_sums import LINEAR, SCALING, SHOWN, is_one_number
-from estimator_accum.rows.rules.partitions import name_of_part
-from estimator_accum.rows.sizes import ONE, Size
+from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import FIXED, MIXED, SIZES, State
 
 _EXAMPLES = 8
@@ -77,7 +75,8 @@ _ROUNDS = 4  # of each
 # Relative errors of a loss, by the numbers that it is computed with.
 _ROUNDING = {tf.bfloat16: 0.08, tf.float16: 0.01, tf.float32: 6e-6, tf.float64: 1e-14}
 # Operations whose results have as many elements as the values decide.
-_SELECTING = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
+_OF_ANY_LENGTH = {"DynamicPartition", "Unique", "UniqueV2", "Where"}
+_BY_MASK = {*SELECTING, "Where"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -158,30 +157,12 @@ class Assumption:
         return MIXED if length % size else State("rows", 0, Size(length // size))
 
     def _selected(self) -> dict:
-        """Returns the states of selected rows, and of their places, by reference."""
-        states, names = {}, {}
-        for operation in self._operations:
-            if operation.type == "DynamicPartition":
-                kinds = {self._state_by_length(t).kind for t in operation.inputs}
-                numbers = operation.inputs[1]
-                if kinds == {"rows"} and numbers.shape.rank == 1:
-                    by = names.setdefault(computation_of(numbers), operation.name)
-                    for i, part in enumerate(operation.outputs):
-                        name = name_of_part(i, operation, by)
-                        states[part.ref()] = State("entries", 0, of=name)
-            if operation.type not in SELECTING_ROWS:
-                continue
-            table, places, *axis = operation.inputs
-            if any(tf.get_static_value(number) != 0 for number in axis):
-                continue
-            where = origin_of(places, {"Squeeze", *SHOWN, "Identity"}).op
-            if where.type != "Where" or self._state_by_length(table).kind != "rows":
-                continue
-            (mask,) = where.inputs
-            name = names.setdefault(computation_of(mask), where.name)
-            states[operation.outputs[0].ref()] = State("entries", 0, of=name)
-            states[places.ref()] = State("entries", 0, of=name, distance=ONE)
-        return states
+        """Returns the states of rows that are selected, and of masks, by reference."""
+        tensors = [
+            t for op in self._operations if op.type in _BY_MASK for t in op.inputs
+        ]
+        states = {tensor.ref(): self._state_by_length(tensor) for tensor in tensors}
+        return {key: state for key, state in states.items() if state.kind == "rows"}
 
 
 def warn_of_unequal_weights(
@@ -466,7 +447,7 @@ def _moves_examples(operation: tf.Operation) -> bool:
     if operation.type == "Transpose":
         axes = tf.get_static_value(operation.inputs[1])
         return axes is None or axes[0] != 0
-    return operation.type in _SELECTING
+    return operation.type in _OF_ANY_LENGTH
 
 
 def _is_separable(values: Iterable, rounding: float) -> bool | None:

@@ -39,8 +39,7 @@ from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.loss_sums import is_one_number
 
 # Operations that select rows of their first input, by the places in their second one.
-SELECTING_ROWS = {"GatherNd", "GatherV2"}
-_SELECTING = {*SELECTING_ROWS, "DynamicPartition"}
+SELECTING = {"DynamicPartition", "GatherNd", "GatherV2"}
 _MOST_OPERATIONS = 300  # also those of functions
 _MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have more
 _MOST_STEPS = 50  # from the parts of a batch to a mask
@@ -269,7 +268,7 @@ def _selection(analysis: Analysis, tensor: tf.Tensor) -> tf.Tensor | None:
             continue
         seen.add(operation)
         states = [analysis.state(t) for t in operation.inputs]
-        if operation.type in _SELECTING and context_of(operation) is None:
+        if operation.type in SELECTING and context_of(operation) is None:
             table, places = states[:2]
             is_part = operation.type == "DynamicPartition"
             selected = analysis.state(result) if is_part else places
