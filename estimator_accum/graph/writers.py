@@ -134,16 +134,13 @@ def written_handles(graph: tf.Graph) -> list[tuple[tf.Operation, tf.Tensor]]:
     def is_write(node) -> bool:
         return writes(node) or WRITERS_OF_TABLES.search(node.op) is not None
 
-    ways = Ways(library_of_functions(graph), is_write)
+    ways = Ways(library_of_functions(graph), is_write, READERS | LOOK_UPS)
     return [
         (operation, tensor)
         for operation in graph.get_operations()
         for place, tensor in enumerate(operation.inputs)
         if tensor.dtype == tf.resource and operation.type not in READERS | PASSING
-        if any(
-            way[-1][0].op not in LOOK_UPS
-            for way in ways.to_writes(operation.node_def, place)
-        )
+        if any(ways.to_writes(operation.node_def, place))
         if functions_of(operation) or is_write(operation.node_def)
     ]
 
