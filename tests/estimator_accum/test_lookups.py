@@ -58,6 +58,7 @@ _LOOKUPS = {
     "positions": _at(_range),
     "positions with a new axis": _at(lambda words: _range(words)[tf.newaxis, :]),
     "positions from 2 on": _at(lambda words: tf.expand_dims(_range(words) + 2, 0)),
+    "written positions": _at(lambda words: tf.constant([0, 2, 1])),
     "positions of each example": _at(
         lambda words: tf.tile(_range(words)[tf.newaxis], [tf.shape(words)[0], 1])
     ),
@@ -85,6 +86,14 @@ _UNKNOWN = {
         lambda words: _range(words) + tf.cast(tf.reduce_min(words), tf.int32)
     ),
     "positions of the first example": _at(lambda words: tf.argsort(words[0])),
+    "positions of the first example, by Python": _at(
+        lambda words: tf.ensure_shape(
+            tf.numpy_function(np.fliplr, [words], tf.int64), [None, 3]
+        )[0]
+    ),
+    "positions that all examples decide": _at(
+        lambda words: tf.argsort(tf.reduce_max(words, 0))
+    ),
     "positions in a function": _at(lambda words: tf.function(_range)(words) // 2),
     "partitions, once": lambda tables, words: _looked_up_once(tables, words, tables),
     "in a function": lambda tables, words: tf.function(
