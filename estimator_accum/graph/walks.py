@@ -19,14 +19,9 @@ def ancestors(
         where: Condition on the others; the search stops at one that fails it. None means
             all of them.
     """
-
-    def needed(operation: tf.Operation) -> list[tf.Operation]:
-        others = [tensor.op for tensor in operation.inputs]
-        if operation.control_inputs:
-            others += control_inputs_of(operation)
-        return others if where is None else [*filter(where, others)]
-
-    return walk(operations, needed)
+    if where is None:
+        return walk(operations, needed_by)
+    return walk(operations, lambda operation: filter(where, needed_by(operation)))
 
 
 def path_to(needed: dict, operation: tf.Operation | None, first: int = 3) -> str:
@@ -137,7 +132,7 @@ def in_order(starts: Iterable, before: Callable[[Any], Iterable]) -> Iterator:
 
 def needed_by(operation: tf.Operation) -> list[tf.Operation]:
     """Returns the operations that an operation computes from, or waits for."""
-    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return [*(tensor.op for tensor in operation.inputs), *control_inputs_of(operation)]
 
 
 def users_of(source: tf.Tensor | tf.Operation) -> list[tf.Operation]:
