@@ -364,7 +364,9 @@ class Analysis:
         """Finds the states of further tensors; returns False if a loop needs all anew."""
         self._library.clear()  # there may be more functions
         order = inputs_first((tensor.op for tensor in tensors), self._seen)
-        if any(operation.type == "NextIteration" for operation in order):
+        # By gradients, which need values of each round.
+        has_grown = any(len(op.outputs) != n for op, n in self._results.items())
+        if has_grown or any(op.type == "NextIteration" for op in order):
             return False
         for operation in order:
             self._step(operation)
@@ -374,10 +376,6 @@ class Analysis:
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether the caller decided the tensor's state."""
         return tensor.ref() in self._given
-
-    def has_grown(self) -> bool:
-        """Returns whether an operation has got more results, as loops by gradients."""
-        return any(len(op.outputs) != n for op, n in self._results.items())
 
     def _note_seen(self, operation: tf.Operation) -> None:
         self._seen.add(operation)

@@ -99,7 +99,6 @@ class View:
         changed = changed_operations(self.batch.begin.graph)[self._changes :]
         has_changed = any(map(self.analysis.has_seen, changed))
         has_changed |= self._others != len(self.batch.rows_of_others)
-        has_changed |= self.analysis.has_grown()
         references = {tensor.ref() for tensor in targets}
         is_part = references >= {tensor.ref() for tensor in self._targets}
         if has_changed or not is_part or not self.analysis.analyze_further(targets):

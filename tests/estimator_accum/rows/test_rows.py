@@ -1398,6 +1398,17 @@ def test_values_of_a_table_of_unknown_rank_may_be_vectors():
     assert analysis.state(values).kind == "mixed"
 
 
+@pytest.mark.parametrize("control_flow", ["v1", "v2"], indirect=True)
+def test_a_loop_that_gets_results_by_a_gradient_is_analysed_anew(control_flow):
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, 3])
+        y = _loop(x, tf.sin)
+        analysis = Analysis([x])
+        analysis.analyze([y])
+        assert analysis.analyze_further([y + 1.0])
+        assert not analysis.analyze_further(tf.gradients(y, x))
+
+
 def test_the_seed_of_a_micro_batch_draws_rows_in_a_loop():
     def draw(y):
         seed = v1.placeholder(tf.int32, [2])
