@@ -26,7 +26,6 @@ from estimator_accum.rows.rules import (  # noqa: F401, which add rules to the t
     products,
     repeats,
     row_splits,
-    segments,
     shapes,
     slices,
     sparse,

@@ -28,6 +28,7 @@ from estimator_accum.rows.rules.refusals import (
     NO_SHAPE,
     PLACE,
     SIZE,
+    only_first,
 )
 from estimator_accum.rows.rules.table import RULES_OF_ENTRIES, rule
 from estimator_accum.rows.sizes import ONE, N, Size, count, product, sizes
@@ -469,7 +470,7 @@ def _scatter(analysis, operation, states):
 def _segments(analysis, operation, states):
     values, numbers, *_ = states
     if numbers.kind != "entries":
-        return None
+        return _fixed_segments(analysis, operation, states)
     check_same(analysis, as_entries(values), numbers)
     mask = mask_of(operation.inputs[0])
     is_sum = operation.type == "UnsortedSegmentSum" and mask is not None
@@ -488,13 +489,25 @@ def _segments(analysis, operation, states):
 def _sparse_segments(analysis, operation, states):
     table, places, numbers, *_ = states
     if places.kind == numbers.kind == "fixed":
-        return None
+        return _fixed_segments(analysis, operation, states)
     if places.kind != "entries" or places.of != numbers.of:
         raise Mixed(_OTHER)
     is_fixed = table == FIXED and not places.is_place
     if not is_fixed and not are_values_of(table, places.places):
         raise Mixed(BY_VALUES)
     return _by_example(analysis, operation, numbers, operation.inputs[3:])
+
+
+def _fixed_segments(analysis, operation, states: list[State]) -> State:
+    """Returns the state of sums along an axis without examples."""
+    state, rank = only_first(states), 1
+    if operation.type.startswith("Unsorted"):
+        rank = analysis.rank(operation.inputs[1])
+    if state.axis < rank:
+        raise Mixed(ALONG)
+    result = state._replace(axis=state.axis - rank + 1, is_first=False)
+    tail = analysis.dims(operation.inputs[0])[rank:]
+    return analysis.set_dims(operation.outputs[0], result, [None, *tail])
 
 
 def _by_example(analysis, operation, numbers: State, rows) -> State:
