@@ -75,23 +75,17 @@ def _tail(analysis, operation) -> list:
 
 
 @rule("SpaceToBatchND", "SpaceToBatch", table=RULES_OF_ENTRIES)
-def _to_blocks(analysis, operation, states):
+@rule("BatchToSpaceND", "BatchToSpace", table=RULES_OF_ENTRIES)
+def _to_or_from_blocks(analysis, operation, states):
     state, *others = states
     if any(other.kind != "fixed" for other in others):
         raise Mixed(ALONG)
     number, tail = _number(analysis, operation), _tail(analysis, operation)
-    return _blocks(analysis, operation, number, state, tail)
-
-
-@rule("BatchToSpaceND", "BatchToSpace", table=RULES_OF_ENTRIES)
-def _from_blocks(analysis, operation, states):
-    state, *others = states
-    if any(other.kind != "fixed" for other in others):
+    if operation.type.startswith("SpaceToBatch"):
+        return _blocks(analysis, operation, number, state, tail)
+    if not _has_parts(state, number):
         raise Mixed(ALONG)
-    parts = _number(analysis, operation)
-    if not _has_parts(state, parts):
-        raise Mixed(ALONG)
-    return _block(analysis, operation, state, _tail(analysis, operation), parts)
+    return _block(analysis, operation, state, tail, number)
 
 
 def _blocks_of(state: State) -> tuple[int, int] | None:
