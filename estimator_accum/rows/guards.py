@@ -59,7 +59,7 @@ class EqualEntries(NamedTuple):
     def holds(self, examples: tf.Tensor) -> tf.Tensor:
         """Returns whether it holds, a scalar bool."""
         del examples
-        numbers = [part if part.shape.rank == 1 else part[:, 0] for part in self]
+        numbers = [part[:, 0] if part.shape.rank == 2 else part for part in self]
         one, other = (tf.cast(part, tf.int64) for part in numbers)
         are_alike = tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
         has_length = tf.equal(tf.size(one), tf.size(other))
