@@ -26,29 +26,27 @@ def _check_fixed(states: list[State]) -> None:
         raise Mixed(BY_VALUES)
 
 
-def _list(analysis, operation, numbers: State, tensors, name: str = "") -> list[State]:
+def _list(
+    analysis, operation, numbers: State, tensors, shape: list, name: str = ""
+) -> list[State]:
     """Returns the states of a new list's indices, and of its values."""
     name = f"{analysis.name_of_list(operation)}{name}"
     indices, values = tensors
-    rank = analysis.dims(operation.inputs[_place_of_indices(operation)])[1]
+    rank = Size(len(shape))
     return [
         set_entries(analysis, indices, numbers._replace(of=name), rank),
         set_entries(analysis, values, State("entries", 0, of=name)),
     ]
 
 
-def _place_of_indices(operation) -> int:
-    return 1 if operation.type == "SparseSplit" else 0
-
-
 @rule("SparseReorder", table=RULES_OF_ENTRIES)
 def _reorder(analysis, operation, states):
     indices, values, _ = states
     indices, values = check_sparse(analysis, indices, values)
-    shape_of_sparse(analysis, operation.inputs[2], indices.distance)
+    shape = shape_of_sparse(analysis, operation.inputs[2], indices.distance)
     if analysis.list_of(indices.of) in analysis.complete_lists:
         analysis.complete_lists.add(analysis.name_of_list(operation))
-    return _list(analysis, operation, indices, operation.outputs)
+    return _list(analysis, operation, indices, operation.outputs, shape)
 
 
 @rule("SparseConcat", table=RULES_OF_ENTRIES)
@@ -70,7 +68,7 @@ def _concat(analysis, operation, states):
     shape[axis] = _sum(lengths, f"{analysis.name_of_list(operation)}:axis{axis}")
     *results, output = operation.outputs
     return [
-        *_list(analysis, operation, entries, results),
+        *_list(analysis, operation, entries, results, shape),
         analysis.set_value(output, sizes(shape)),
     ]
 
@@ -96,7 +94,7 @@ def _pair(analysis, operation, states):
         raise Mixed(UNLIKE)
     shape = shape_of_sparse(analysis, operation.inputs[2], distance)
     shape_of_sparse(analysis, operation.inputs[5], distance)
-    results = _list(analysis, operation, indices, operation.outputs[:2])
+    results = _list(analysis, operation, indices, operation.outputs[:2], shape)
     shapes = operation.outputs[2:]
     return [*results, *(analysis.set_value(output, sizes(shape)) for output in shapes)]
 
@@ -125,7 +123,7 @@ def _split(analysis, operation, states):
     lists, shapes = [], []
     for i in range(number):
         tensors = operation.outputs[i], operation.outputs[number + i]
-        lists.append(_list(analysis, operation, indices, tensors, f":{i}"))
+        lists.append(_list(analysis, operation, indices, tensors, shape, f":{i}"))
         shape[place] = Size(length + (i < longer))
         output = operation.outputs[2 * number + i]
         shapes.append(analysis.set_value(output, sizes(shape)))
@@ -146,7 +144,7 @@ def _slice(analysis, operation, states):
             shape[axis] = Size(max(min(int(size[axis]), rest), 0))
     *results, output = operation.outputs
     return [
-        *_list(analysis, operation, indices, results),
+        *_list(analysis, operation, indices, results, shape),
         analysis.set_value(output, sizes(shape)),
     ]
 
