@@ -383,12 +383,15 @@ def _in_a_branch(x):
     return v1.cond(is_read, lambda: _half_square(x.read_value()), lambda: 0.0)
 
 
-def _in_a_branch_of_version_1(x):
-    v1.disable_control_flow_v2()
-    try:
-        return _in_a_branch(x)
-    finally:
-        v1.enable_control_flow_v2()
+def _of_version_1(make):
+    def made(x):
+        v1.disable_control_flow_v2()
+        try:
+            return make(x)
+        finally:
+            v1.enable_control_flow_v2()
+
+    return made
 
 
 def _in_a_function_in_a_branch_of_version_1(x):
@@ -418,7 +421,8 @@ def _in_a_recomputed_layer(x):
         _in_functions,
         _in_a_loop,
         _in_a_branch,
-        _in_a_branch_of_version_1,
+        _of_version_1(_in_a_branch),
+        _of_version_1(_in_a_loop),
         _in_a_function_in_a_branch_of_version_1,
         _after_a_check,
         _in_a_recomputed_layer,
