@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from estimator_accum.graph.functions import all_nodes, operations_with_own_gradients
 from estimator_accum.graph.internals import context_of
-from estimator_accum.graph.lookups import UNIQUE
 from estimator_accum.rows.heads import (
     Head,
     Rows,
@@ -42,8 +41,6 @@ def factors_by_numbers(head: Head | None) -> list[float]:
     """
     if head is None or not head.rows or _may_scale_unseen(head.operations):
         return []
-    if any(node.op in UNIQUE for node in all_nodes(head.operations)):
-        return []  # which does not see that an example is repeated
     flags = (True, False) if any(t.dtype == tf.bool for t in head.others) else (True,)
     try:
         with runs_of(head) as run:

@@ -254,7 +254,7 @@ class _Verdict:
     ):
         self._states, self._size, self._graph = states, size or _EXAMPLES, graph
         loss = origin_of(loss, SHOWN)
-        self._head = find_head(states, loss)
+        self._head = find_head(states, loss, with_parts=True) or find_head(states, loss)
         self._numbers = self._limits()
         self.adds_up = self._adds_up()
 

@@ -22,6 +22,7 @@ from estimator_accum.graph.internals import (
     is_stateful,
     session_with_own_threads,
 )
+from estimator_accum.graph.lookups import UNIQUE
 from estimator_accum.graph.names import (
     CALLERS,
     CONTROL_FLOW_V1,
@@ -39,7 +40,7 @@ from estimator_accum.rows.loss_sums import is_one_number
 
 # Operations that select rows of their first input, by the places in their second one.
 SELECTING = {"DynamicPartition", "GatherNd", "GatherV2"}
-_MOST_OPERATIONS = 400  # also those of functions
+_MOST_OPERATIONS = 300  # also those of functions
 _MOST_NUMBERS = 1_000_000  # of variables and tensors to draw; a table may have more
 _MOST_STEPS = 50  # from the parts of a batch to a mask
 _TIMEOUT_MS = 10_000  # of a loop that random examples may never end
@@ -83,15 +84,16 @@ class Head(NamedTuple):
     others: list[tf.Tensor]
 
 
-def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
+def find_head(
+    analysis: Analysis, loss: tf.Tensor, with_parts: bool = False
+) -> Head | None:
     """Returns the operations that combine examples; None if they cannot be repeated.
-
-    Rows that the batch alone decides, such as masks, are computed from the parts of the
-    batch, and sizes too. Any number stands for other rows.
 
     Args:
         analysis: The states of tensors.
         loss: The loss.
+        with_parts: Whether rows that the batch alone decides, such as masks, are computed
+            from the parts of the batch, and sizes too. Else any number stands for them.
     """
     rows, others, operations = {}, {}, {}
     library = library_of_functions()
@@ -108,8 +110,9 @@ def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
         tensors = list(operation.inputs)
         for tensor in tensors:  # grows
             state = analysis.state(tensor)
-            is_given = _is_given(analysis, tensor)
-            if not is_given or _is_computed(analysis, tensor, library):
+            if not _is_given(analysis, tensor) or (
+                with_parts and _is_computed(analysis, tensor, library)
+            ):
                 waiting.append(tensor.op)
             elif state.kind == "fixed":
                 others[tensor.name] = tensor
@@ -121,6 +124,8 @@ def find_head(analysis: Analysis, loss: tf.Tensor) -> Head | None:
     kinds = {node.op for node in nodes}
     if len(nodes) > _MOST_OPERATIONS or not all(map(_is_repeatable, kinds)):
         return None
+    if not with_parts and kinds & UNIQUE.keys():
+        return None  # which do not see that an example is repeated
     return Head(loss, list(operations), list(rows.values()), list(others.values()))
 
 
