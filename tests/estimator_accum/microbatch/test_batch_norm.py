@@ -14,6 +14,7 @@ from estimator_accum import (
     microbatch_step,
 )
 from estimator_accum.keras import microbatch
+from estimator_accum.microbatch.own_optimizer.fed_moments import normalize
 from tests.helpers.models.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -565,3 +566,23 @@ def test_another_choice_is_refused(wrap):
         ValueError, match="one of 'batch' and 'micro_batch'. Received: 1"
     ):
         wrap(print, batch_norm=1)
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_gradients_beside_constant_moments_are_those_of_tensorflow(axis):
+    values = tf.constant(_IMAGES)
+    channels = [tf.constant(_RANDOM.uniform(1, 2, values.shape[axis])) for _ in "1234"]
+    scale, offset, mean, variance = channels
+    shape = [-1 if a == axis else 1 for a in range(4)]
+    arriving = tf.constant(_RANDOM.randn(*values.shape))
+    with tf.GradientTape() as tape:
+        tape.watch([values, scale, offset])
+        parts = [tf.reshape(t, shape) for t in (mean, variance, offset, scale)]
+        expected = tf.nn.batch_normalization(values, *parts, 1e-3)
+    gradients = tape.gradient(expected, [values, scale, offset], arriving)
+    result, derive = normalize(
+        values, scale, offset, mean, variance, epsilon=1e-3, axis=axis
+    )
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    for gradient, right in zip(derive(arriving), gradients, strict=True):
+        np.testing.assert_allclose(gradient, right, rtol=1e-12, atol=1e-12)
