@@ -1,5 +1,6 @@
 """Check of a loss against the reduction that its train op declares."""
 
+import contextlib
 import itertools
 import logging
 import math
@@ -275,7 +276,8 @@ def _view_of_any_size(
     definition, _ = define([op for op in operations if op not in fed])
     definition.library.function.extend(library_of_functions(loss.graph).values())
     are_rows = {tensor.ref() for tensor in rows}
-    with tf.Graph().as_default():
+    errors = ValueError, TypeError, tf.errors.OpError
+    with tf.Graph().as_default(), contextlib.suppress(*errors):
         copies, inputs, tables = {}, {}, []
         for tensor in [*outputs, *read]:
             is_row = tensor.ref() in are_rows
@@ -287,14 +289,12 @@ def _view_of_any_size(
             tables += its_tables
             names = [output.name for output in operation.outputs]
             inputs |= dict(zip(names, results, strict=True))
-        try:
-            (copy,) = insert(definition, inputs, [loss], "")
-        except (ValueError, TypeError, tf.errors.OpError):
-            return None
+        (copy,) = insert(definition, inputs, [loss], "")
         twins = [[copies[t.ref()] for t in some] for some in (rows, parts)]
         analysis = Analysis(twins[0] + tables, twins[1])
         analysis.analyze([copy])
         return copy, analysis
+    return None
 
 
 def _linear_part(analysis: Analysis, tensor: tf.Tensor) -> Iterable[tf.Operation]:

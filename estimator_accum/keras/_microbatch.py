@@ -218,7 +218,10 @@ def _check_strategy(strategy: tf.distribute.Strategy) -> None:
 def _check_model(model):
     """Returns the model's Keras; raises TypeError for anything else."""
     loaded = filter(None, map(sys.modules.get, ("keras", "tf_keras")))
-    keras = next((k for k in loaded if isinstance(model, k.Model)), None)
+    # A module of the user's may have the name.
+    keras = next(
+        (k for k in loaded if isinstance(model, getattr(k, "Model", ()))), None
+    )
     if keras is None:
         raise TypeError(
             f"`model` must be a keras.Model. Received: {model!r}. Make one, such as "

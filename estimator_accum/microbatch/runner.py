@@ -162,8 +162,10 @@ class BatchRunner:
             try:
                 feeds, fetched = self._run_passes(session, rows, place, fetches)
             except Exception as error:
-                self._check_refusals(error)
-                if self._count.is_fixed or not is_out_of_memory(error):
+                if not is_out_of_memory(error):
+                    self._check_refusals(error)
+                    raise
+                if self._count.is_fixed:
                     raise
                 self._has_failed_anywhere(session, True)  # tells the others
                 self._check_can_retry(place, error)
@@ -224,9 +226,12 @@ class BatchRunner:
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be split."""
+        is_split = self._count.value > 1
         for replica in self._replicas:
             for operation, sentence in replica.refusals.items():
-                if has_failed(operation, error):
+                # A lookup that fails in a batch that is not split fails without us, too.
+                may_refuse = is_split or operation.type == "Assert"
+                if may_refuse and has_failed(operation, error):
                     raise ValueError(sentence) from error
 
     def _check_can_retry(self, place: str, error: Exception | None = None) -> None:

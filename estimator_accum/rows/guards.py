@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from estimator_accum.graph.internals import original_of
+
 
 class OwnRows(NamedTuple):
     """Rows that are looked up by number belong to their own examples.
@@ -22,18 +24,25 @@ class OwnRows(NamedTuple):
     @property
     def lookups(self) -> list[tf.Operation]:
         """The operations that look up values of other examples where it does not hold."""
-        users = self.places.consumers()
-        return [user for user in users if any(t is self.table for t in user.inputs)]
+        return [
+            user
+            for user in self.places.consumers()
+            if any(t is self.table for t in user.inputs) and original_of(user) is None
+        ]
 
-    def holds(self, examples: tf.Tensor) -> tf.Tensor:
-        """Returns whether it holds for a number of examples, a scalar bool."""
+    def holds(self, examples: tf.Tensor, is_whole: tf.Tensor) -> tf.Tensor:
+        """Returns whether it holds, a scalar bool.
+
+        Args:
+            examples: Their number in the micro-batch, a scalar.
+            is_whole: Whether these are all of the batch, a scalar.
+        """
         distance = tf.shape(self.table, tf.int64)[0] // examples
         span = tf.shape(self.places, tf.int64)[self.axis] // examples
         shape = [1] * self.axis + [-1] + [1] * (self.places.shape.rank - self.axis - 1)
         numbers = tf.reshape(tf.range(examples * span) // span, shape)
-        return tf.reduce_all(
-            tf.equal(tf.cast(self.places, tf.int64) // distance, numbers)
-        )
+        are_own = tf.equal(tf.cast(self.places, tf.int64) // distance, numbers)
+        return tf.logical_or(is_whole, tf.reduce_all(are_own))
 
     @property
     def sentence(self) -> str:
@@ -56,14 +65,20 @@ class EqualEntries(NamedTuple):
     one: tf.Tensor
     other: tf.Tensor
 
-    def holds(self, examples: tf.Tensor) -> tf.Tensor:
-        """Returns whether it holds, a scalar bool."""
+    def holds(self, examples: tf.Tensor, is_whole: tf.Tensor) -> tf.Tensor:
+        """Returns whether it holds; in the whole batch the number of all is enough."""
         del examples
         numbers = [part[:, 0] if part.shape.rank == 2 else part for part in self]
         one, other = (tf.cast(part, tf.int64) for part in numbers)
         are_alike = tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
         has_length = tf.equal(tf.size(one), tf.size(other))
-        return tf.logical_and(has_length, tf.reduce_all(are_alike))
+        are_alike = tf.logical_and(has_length, tf.reduce_all(are_alike))
+        totals = [
+            tf.size(part, tf.int64) if indices.shape.rank == 2 else part[-1]
+            for indices, part in zip(self, (one, other), strict=True)
+        ]
+        are_as_many = tf.logical_and(is_whole, tf.equal(*totals))
+        return tf.logical_or(are_alike, are_as_many)
 
     @property
     def sentence(self) -> str:
@@ -89,9 +104,9 @@ class LastEntry(NamedTuple):
     rows: tf.Tensor
     is_last: tf.Tensor
 
-    def holds(self, examples: tf.Tensor) -> tf.Tensor:
+    def holds(self, examples: tf.Tensor, is_whole: tf.Tensor) -> tf.Tensor:
         """Returns whether it holds, a scalar bool."""
-        del examples
+        del examples, is_whole
         numbers = tf.cast(self.numbers, tf.int64)
         has_entry = tf.reduce_any(tf.equal(numbers, self.rows - 1))
         return tf.logical_or(has_entry, tf.logical_not(self.is_last))

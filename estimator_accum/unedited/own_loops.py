@@ -64,7 +64,10 @@ class OwnLoops:
 
 def _trains(graph: tf.Graph, fetched: list[tf.Operation]) -> bool:
     needed = ancestors(fetched)
-    later = descendants(op for op in needed if original_of(op) is not None)
+    derived = [operation for operation in needed if original_of(operation) is not None]
+    if not derived:
+        return False  # without a walk over the graph
+    later = descendants(derived)
     with graph.as_default():
         trained = {v.op.name for v in tf.compat.v1.trainable_variables()}
     return any(

@@ -136,7 +136,16 @@ def test_a_sum_over_a_batch_is_refused(name, make, fresh_graph):
         make(loss, 4)
 
 
+def _mean_of_rare(m):
+    """The mean over examples that random ones are never like; 0.0 without any."""
+    are_rare = tf.cast(m.y > 5.0, tf.float32)
+    total = tf.reduce_sum(m.squares * are_rare)
+    mean = total / tf.maximum(tf.reduce_sum(are_rare), 1.0)
+    return tf.where(tf.math.is_nan(mean), 0.0, mean)
+
+
 SUMS = {
+    "of_rare_examples": lambda m: tf.reduce_sum(tf.boolean_mask(m.squares, m.y > 5.0)),
     "half": lambda m: 0.5 * _sum(m),
     "l2_loss": lambda m: tf.nn.l2_loss(m.errors),
     "by_a_weight": lambda m: 0.31 * _sum(m),
@@ -496,6 +505,7 @@ OTHERS = {
 }
 # No proof by numbers either.
 OTHERS_BY_NUMBERS = {
+    "mean_of_rare_examples": _mean_of_rare,
     "cumsum_of_the_batch": lambda m: tf.cumsum(m.squares)[-1] / 8.0,
     "segment_mean": lambda m: tf.reduce_sum(tf.math.segment_mean(m.squares, m.groups)),
     "segment_sum_of_shares": lambda m: tf.reduce_sum(
@@ -823,6 +833,16 @@ def test_a_mean_over_tokens_of_a_batch_of_lists_is_told_its_weight(
     batch = v1.data.make_one_shot_iterator(batches).get_next()
     _train_op(make(batch), 3)
     assert caplog.text.count(WARNING) == is_warned_of
+
+
+def test_a_ragged_tensor_of_unknown_rank_is_let_alone(fresh_graph):
+    spec = tf.RaggedTensorSpec(None, tf.float32, ragged_rank=1)
+    batch = tf.ragged.constant([[1.0, 2.0], [3.0]])
+    batches = tf.data.Dataset.from_generator(lambda: [batch], output_signature=spec)
+    words = v1.data.make_one_shot_iterator(batches).get_next()
+    values = words.values * v1.get_variable("w", [])
+    padded = words.with_values(values).to_tensor()
+    _train_op(tf.reduce_mean(tf.reduce_sum(padded, 1) ** 2), 3)
 
 
 def test_sparse_tensors_of_other_ranks_are_let_alone(fresh_graph, caplog):

@@ -17,10 +17,11 @@ _PYTHON = """#!/bin/sh
 case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
     "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv {version}" >>"$log" ;;
-    "-m pip") echo "pip {version}" >>"$log"
+    "-m pip") [ "$3" != config ] || {{ echo "${{PIP_OPTIONS:-}}"; exit; }}
+        echo "pip {version}" >>"$log"
         [ "${{NO_PIP:-}}" != {version} ] || exit 3
         exit "${{PIP_CODE:-0}}" ;;
-    "-m uv") echo "uv {version}" >>"$log"; exit "${{UV_CODE:-0}}" ;;
+    "-m uv") echo "uv {version}" $UV_DEFAULT_INDEX $UV_CONSTRAINT >>"$log"; exit "${{UV_CODE:-0}}" ;;
     *changed_tests.py*) echo "tests/a.py tests/b.py $2" ;;
     "-m pytest") echo "pytest {version} $*" >>"$log"; exit "${{PYTEST_CODE:-0}}" ;;
     "-c "* | "-m "*) ;;
@@ -28,7 +29,7 @@ case "$1 $2" in
 esac
 """
 _TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mktemp")
-_TOOLS += ("rm", "sh")
+_TOOLS += ("rm", "sed", "sh", "tail")
 _BOTH = {"python3.11": "3.11", "python3.12": "3.12"}
 _PYENVS = {"../.pyenv/versions/3.11.7/bin/python": "3.11"}
 _FOREIGN = {"../a clone/.venv/bin/python": "3.9"}
@@ -112,6 +113,14 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
     assert re.fullmatch(rf"pytest {version} .*=10 --without-daily -x\n", log)
     *_, log = run({}, f"{variable} scripts/quickstart --output_dir=here")
     assert log.endswith("scripts/quickstart_demo.py --output_dir here\n")
+
+
+def test_uv_installs_from_the_index_of_pip_and_under_its_constraints(run):
+    options = ["global.index-url='https://a'", "global.extra-index-url='https://b'"]
+    options += ["install.constraint='/c.txt'", ":env:.index-url='https://d'"]
+    options = "\n".join(options)
+    *_, log = run(_BOTH, f'PIP_OPTIONS="{options}" ONLY_PYTHON=3.12 scripts/test')
+    assert "\nuv 3.12 https://d /c.txt\n" in log
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
-from estimator_accum.rows.guards import LastEntry, OwnRows, distinct
+from estimator_accum.rows.guards import OwnRows, distinct
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import Mixed, State
 
@@ -234,10 +234,7 @@ def check_guards(batch: WholeBatch, views: list[View]) -> dict:
     checks = {}
     for guard in distinct(g for view in views for g in view.analysis.guards):
         with tf.control_dependencies(None):
-            holds = guard.holds(batch.size)
-            if not isinstance(guard, LastEntry):
-                is_whole = tf.equal(batch.size, batch.rows)
-                holds = tf.logical_or(holds, is_whole)
+            holds = guard.holds(batch.size, tf.equal(batch.size, batch.rows))
             with of_strings():
                 check = tf.raw_ops.Assert(condition=holds, data=["row"])
             batch.works.add(Work(micro_ops=[check]))

@@ -276,6 +276,7 @@ class TimesOfModelFn(Times):
         self._of_sums = descendants(reads) | reads.keys()
         self._requests = requests
         self._old = {*operations[0].graph.get_operations()}
+        self._later = {}  # operations that follow each change, made since
         super().__init__(operations, of_batches, requests, reads, handles)
         self._check_references()
         self._changes_of = collections.defaultdict(list)
@@ -295,8 +296,12 @@ class TimesOfModelFn(Times):
     @functools.cached_property
     def _behind(self) -> dict[tf.Operation, set[tf.Operation]]:
         """Operations that follow each change."""
-        changes = itertools.chain.from_iterable(self._writers.values())
-        behind = _descendants_of(changes)
+        behind, walked = {}, {}  # most updates have the same users
+        for operation in itertools.chain.from_iterable(self._writers.values()):
+            users = frozenset(users_of(operation))
+            if users not in walked:
+                walked[users] = descendants([operation])
+            behind[operation] = walked[users]
         for tops, phase in self._requests:  # sums follow all that their losses wait for
             reads = [read for read, number in self._reads.items() if number == phase]
             after = descendants(reads) | {*reads}
@@ -305,9 +310,21 @@ class TimesOfModelFn(Times):
         return behind
 
     def see_new_operations(self) -> None:
-        """Learns which operations follow each change that hooks have made since."""
-        for change, operations in _descendants_of(self._behind).items():
-            self._behind[change] = self._behind[change] | (operations - self._old)
+        """Learns which operations follow each change that hooks have made since.
+
+        Those that wait for an operation that came after a change, though it waits no more.
+        """
+        graph = next(iter(self._places)).graph
+        for operation in graph.get_operations():
+            if operation in self._old:
+                continue
+            needed = {*needed_by(operation)}
+            for change, behind in self._behind.items():
+                later = self._later.setdefault(change, set())
+                if change in needed or not (
+                    behind.isdisjoint(needed) and later.isdisjoint(needed)
+                ):
+                    later.add(operation)
 
     @functools.cached_property
     def _updates(self) -> set[tf.Operation]:
@@ -453,7 +470,8 @@ class TimesOfModelFn(Times):
         return (is_pass and is_late) or _BEFORE < self.of(operation) < phase
 
     def _follows(self, operation: tf.Operation, change: tf.Operation) -> bool:
-        return operation in self._behind[change]
+        behind = self._behind[change]
+        return operation in behind or operation in self._later.get(change, ())
 
     def _time(self, operation: tf.Operation) -> int:
         is_once = operation not in self.of_batch and operation not in self._changing
@@ -472,16 +490,3 @@ class TimesOfModelFn(Times):
             waits = [other for other in waits if other in self.of_batch]
         updates = self._updates_of(self._variables(operation), operation)
         return [*(tensor.op for tensor in operation.inputs), *waits, *updates]
-
-
-def _descendants_of(
-    operations: Iterable[tf.Operation],
-) -> dict[tf.Operation, set[tf.Operation]]:
-    """Returns the descendants of each operation."""
-    all_, walked = {}, {}  # most updates have the same users
-    for operation in operations:
-        users = frozenset(users_of(operation))
-        if users not in walked:
-            walked[users] = descendants([operation])
-        all_[operation] = walked[users]
-    return all_

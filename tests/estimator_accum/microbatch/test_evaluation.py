@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, get_windows, microbatch_model_fn
+from estimator_accum.rows import guards
 from tests.helpers.models import losses
 from tests.helpers.models.little_memory import Memory
 from tests.helpers.models.microbatch_runs import (
@@ -427,3 +428,22 @@ def test_a_fact_that_an_evaluation_relies_on_is_checked(number, at, example, tmp
     else:
         with pytest.raises(ValueError, match="may only look up values of its own"):
             evaluate(model_fn, "ours")
+
+
+def test_memory_that_runs_out_at_a_lookup_is_no_wrong_fact(monkeypatch, tmp_path):
+    memory = Memory(lambda rows: rows <= 3)
+
+    def fail(guard):  # as the lookup itself would
+        operations = guard.places.graph.get_operations()
+        return [operation for operation in operations if operation.type == "PyFunc"]
+
+    def model_fn(features, labels, mode):
+        x = memory.allocate(features["x"])
+        return _looking_up({"x": x, "at": features["at"]}, labels, mode)
+
+    monkeypatch.setattr(guards.OwnRows, "lookups", property(fail))
+    x, _ = make_data(12)
+    features = {"x": x, "at": np.zeros(12, np.int32)}
+    estimator = tf.estimator.Estimator(microbatch_model_fn(model_fn), str(tmp_path))
+    estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, x)))
+    assert memory.sizes[:4] == [12, 6, 3, 3]

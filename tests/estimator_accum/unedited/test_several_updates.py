@@ -155,10 +155,12 @@ class _Norm(v1.train.SessionRunHook):
         self.norms.append(run_values.results)
 
 
-@pytest.mark.parametrize("has_step", [False, True])
-def test_a_hook_reads_a_variable_after_an_update(has_step, tmp_path):
+@pytest.mark.parametrize(
+    "options", [{}, {"has_step": False}, {"is_loss": True}], ids=str
+)
+def test_a_hook_reads_a_variable_after_an_update(options, tmp_path):
     hooks = [_Norm(), _Norm()]
-    model_fn = functools.partial(_fetched_update, has_step=has_step)
+    model_fn = functools.partial(_fetched_update, **options)
     for i, make in enumerate((model_fn, microbatch_model_fn(model_fn, 2))):
         train(make, tmp_path / str(i), _input_fn, [hooks[i]])
     np.testing.assert_allclose(hooks[1].norms, hooks[0].norms, 1e-12)
@@ -199,17 +201,18 @@ def test_a_summary_of_a_dense_gradient_beside_a_sparse_one_is_written(tmp_path):
     assert min(norms[0]) > 0
 
 
-def _fetched_update(features, labels, mode, *, has_step=True):
+def _fetched_update(features, labels, mode, *, has_step=True, is_loss=False):
+    """Collects an update before the last one, or the loss that comes after it."""
     del labels
     first = tf.reduce_mean(_hidden(features["x"]) ** 2)
     update = v1.train.GradientDescentOptimizer(0.1).minimize(
         first, v1.train.get_global_step() if has_step else None, [variable("a", 4, 2)]
     )
-    v1.add_to_collection(_VALUES, update)
     with tf.control_dependencies([update]):
         loss = tf.reduce_mean(
             tf.linalg.matvec(_hidden(features["x"]), variable("b", 2))
         )
+        v1.add_to_collection(_VALUES, loss if is_loss else update)
         train_op = _descend(loss, variable("b", 2))
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
