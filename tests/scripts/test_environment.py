@@ -116,11 +116,14 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
 
 
 def test_uv_installs_from_the_index_of_pip_and_under_its_constraints(run):
-    options = ["global.index-url='https://a'", "global.extra-index-url='https://b'"]
-    options += ["install.constraint='/c.txt'", ":env:.index-url='https://d'"]
-    options = "\n".join(options)
-    *_, log = run(_BOTH, f'PIP_OPTIONS="{options}" ONLY_PYTHON=3.12 scripts/test')
-    assert "\nuv 3.12 https://d /c.txt\n" in log
+    options = [":env:.index-url='https://d'", "global.index-url='https://a'"]
+    options += ["global.extra-index-url='https://b'", "install.constraint='/c.txt'"]
+    options = 'PIP_OPTIONS="' + "\n".join(options) + '"'
+    *_, log = run(_BOTH, f"{options} ONLY_PYTHON=3.12 scripts/test")
+    assert "\nuv 3.12 https://a /c.txt\n" in log
+    options += " PIP_INDEX_URL=https://d"
+    *_, log = run({}, f"{options} ONLY_PYTHON=3.11 scripts/test")
+    assert "\nuv 3.11 https://d /c.txt\n" in log
 
 
 @pytest.mark.parametrize(
