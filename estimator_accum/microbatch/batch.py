@@ -19,7 +19,7 @@ from estimator_accum.core.slice_list import SliceList, clear
 from estimator_accum.graph.outermost import in_graph
 from estimator_accum.graph.variables import read
 from estimator_accum.microbatch.staging import stage
-from estimator_accum.microbatch.work import Work, Works
+from estimator_accum.microbatch.work import Works
 from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import State
 
@@ -197,7 +197,7 @@ class WholeBatch(Clock):
                 begun = slot.write(tf.stack([global_step, repeats]))
                 initialize = slot.write(tf.constant([-1, 0], tf.int64))
                 self._repeats = slot.read()[1]
-            self.works.add(Work(before=[begun], initialize=[initialize]))
+            self.works.add(before=[begun], initialize=[initialize])
         return self._repeats
 
     def recompute_switch(self) -> tf.Tensor | None:
@@ -226,7 +226,7 @@ class WholeBatch(Clock):
     def once_per_window(self, is_first: tf.Tensor, make: Callable) -> list:
         """Runs the operations of `make()` before the batch, once for all its passes."""
         del is_first
-        self.works.add(Work(before=make()))
+        self.works.add(before=make())
         return []
 
     def hand_over(self, counted: tf.Tensor, loss, accumulators: list) -> tf.Tensor:
@@ -234,32 +234,31 @@ class WholeBatch(Clock):
         self.losses += [] if loss is None else [loss]
         with tf.control_dependencies(None):
             if self._is_trained:
-                self.works.add(work_of_sums([counted.op], accumulators))
-                self.works.add(Work(roll_back=_clear(accumulators)))
+                self.add_sums([counted.op], accumulators)
+                self.works.add(roll_back=_clear(accumulators))
             return tf.constant(1, tf.int64)
 
+    def add_sums(
+        self, commits: Iterable[tf.Operation], accumulators: list[Accumulator]
+    ) -> None:
+        """Adds the work of accumulators.
 
-def work_of_sums(
-    commits: Iterable[tf.Operation], accumulators: list[Accumulator]
-) -> Work:
-    """Returns the work of accumulators.
-
-    Args:
-        commits: Operations that add each micro-batch.
-        accumulators: The accumulators.
-    """
-    variables = variables_of(accumulators)
-    # Dense ones are written by the first micro-batch, and until then take no memory.
-    sparse = variables_of([a for a in accumulators if a.touched is not None])
-    if tf.compat.v1.executing_eagerly_outside_functions():  # they are initialized
-        sparse = []
-    return Work(
-        release=release_sums(accumulators),
-        micro_ops=list(commits),
-        empty=assign_zeros(accumulators),
-        initialize=[variable.initializer for variable in sparse],
-        handles=[in_graph(variable.handle) for variable in variables],
-    )
+        Args:
+            commits: Operations that add each micro-batch.
+            accumulators: The accumulators.
+        """
+        variables = variables_of(accumulators)
+        # Dense ones are written by the first micro-batch, and until then take no memory.
+        sparse = variables_of([a for a in accumulators if a.touched is not None])
+        if tf.compat.v1.executing_eagerly_outside_functions():  # they are initialized
+            sparse = []
+        self.works.add(
+            release=release_sums(accumulators),
+            micro_ops=list(commits),
+            empty=assign_zeros(accumulators),
+            initialize=[variable.initializer for variable in sparse],
+            handles=[in_graph(variable.handle) for variable in variables],
+        )
 
 
 def _clear(accumulators: list[Accumulator]) -> list[tf.Operation]:

@@ -21,7 +21,7 @@ from estimator_accum.graph.devices import of_strings
 from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.staging import Slot
-from estimator_accum.microbatch.work import OWN_CHECK, Turn, Work
+from estimator_accum.microbatch.work import OWN_CHECK, Turn
 
 # Attribute of an operation that results in a whole_batch_loss.
 WHOLE_BATCH_LOSS = "_estimator_accum_whole_batch_loss"
@@ -64,7 +64,7 @@ def collect(
             nothing = [n or 0 for n in shape.as_list()] if shape.rank else [0]
             empty.append(slot.write(tf.zeros(nothing, tensor.dtype)))
         rows, done = _read_later(batch, turn, slots, writes)
-    batch.works.add(Work(micro_ops=writes, empty=empty, done=done), turn)
+    batch.works.add(turn, micro_ops=writes, empty=empty, done=done)
     return rows
 
 
@@ -82,8 +82,8 @@ def running_sum(
     with tf.control_dependencies(None):
         zero = slot.write(tf.zeros([], value.dtype))
         (total,), done = _read_later(batch, turn, [slot], [write])
-    work = Work(micro_ops=[write], empty=[zero], initialize=[zero], done=done)
-    batch.works.add(work, turn)
+    zeros = {"empty": [zero], "initialize": [zero]}
+    batch.works.add(turn, micro_ops=[write], done=done, **zeros)
     return before, total
 
 
@@ -103,7 +103,7 @@ def keep(
         kept, done = _read_later(batch, turn, slots, writes)
     for read, value in zip(kept, values, strict=True):
         read.set_shape(value.shape)
-    batch.works.add(Work(once=writes, initialize=zeros, done=done), turn)
+    batch.works.add(turn, once=writes, initialize=zeros, done=done)
     return kept
 
 
@@ -164,7 +164,7 @@ def collect_moments(
             variance *= _correction(number, variance.dtype)
     mean.set_shape(moments.mean.shape)
     variance.set_shape(moments.variance.shape)
-    batch.works.add(Work(micro_ops=writes, initialize=zeros, done=done), turn)
+    batch.works.add(turn, micro_ops=writes, initialize=zeros, done=done)
     return mean, variance
 
 

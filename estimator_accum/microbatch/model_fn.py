@@ -52,7 +52,6 @@ from estimator_accum.microbatch.static_rows import (
     sizes_of_model_fn,
 )
 from estimator_accum.microbatch.static_sizes import StaticSizeError, StaticSizes
-from estimator_accum.microbatch.work import Work
 
 _COLLECTIVES = re.compile(r"Collective|Nccl")
 _REPLICAS_ATTRIBUTE = "_estimator_accum_replica_batches"
@@ -263,7 +262,7 @@ def _split_declared(batch: WholeBatch, spec):
     for loss in {loss.ref(): loss for loss in (spec.loss, *batch.losses)}.values():
         check_declared(batch, loss)
     micro_ops, once = _split(train_op, batch.begin.op)
-    batch.works.add(Work(micro_ops=micro_ops))
+    batch.works.add(micro_ops=micro_ops)
     loss = mean_over_batch(batch, spec.loss, batch.weight, batch.reduction)
     check_not_written(batch.works.total.twice, batch.works.micro_ops)
     with tf.control_dependencies(None):
@@ -354,7 +353,7 @@ def _evaluated(batch: WholeBatch, spec, count: MicroBatchCount, constants: list)
     metrics = _split_metrics(batch, spec.eval_metric_ops)
     check_sources(batch)
     _check_micro_ops(batch.works.micro_ops)
-    batch.works.add(Work(empty=batch.works.micro_ops))  # as without micro-batches
+    batch.works.add(empty=batch.works.micro_ops)  # as without micro-batches
     loss, refusals = loss_of_batch(batch, spec.loss)
     replicas = _replicas(complete(batch, constants=constants, refusals=refusals))
     hook = MicroBatchHook(replicas, count, find_rows)
@@ -401,7 +400,7 @@ def _split_metrics(batch: WholeBatch, metrics: dict[str, tuple]) -> dict[str, tu
         with tf.control_dependencies(None):
             whole = tf.group(*_operations(update))
         micro_ops, once = _split(whole, begin)
-        batch.works.add(Work(micro_ops=micro_ops))
+        batch.works.add(micro_ops=micro_ops)
         with tf.control_dependencies(None):
             rest[name] = value, tf.group(*once)
     return rest

@@ -36,7 +36,6 @@ from estimator_accum.graph.names import (
 )
 from estimator_accum.graph.walks import ancestors, path_to
 from estimator_accum.graph.writers import is_reference, may_be_variable, variable_of
-from estimator_accum.microbatch.work import Work
 from estimator_accum.microbatch.writes import written_by
 from estimator_accum.seed import seed_of_draw
 
@@ -279,7 +278,7 @@ def take_state_once(
             taken = tf.raw_ops.RngReadAndSkip(
                 resource=handle, alg=tf.identity(algorithm), delta=skipped
             )
-        batch.works.add(Work(before=[slot.write(taken)]))
+        batch.works.add(before=[slot.write(taken)])
         replacement = slot.read()
         if not is_shared:
             replacement = with_place(replacement, batch.begin)

@@ -31,7 +31,6 @@ from estimator_accum.microbatch.collecting import (
     keep_rows,
 )
 from estimator_accum.microbatch.gather import gather
-from estimator_accum.microbatch.work import Work
 from estimator_accum.microbatch.writes import written_by
 
 _GRADIENT = "EstimatorAccumWholeBatchLoss"
@@ -157,7 +156,7 @@ class _Loss:
         self.is_joint = across and tf.distribute.get_strategy().num_replicas_in_sync > 1
         self._batch, self._first = batch, batch.works.first_turn(self.is_joint)
         everything = collect(batch, self._first, outputs)
-        batch.works.add(Work(twice=outputs), self._first)
+        batch.works.add(self._first, twice=outputs)
         self._is_own = None
         if self.is_joint:  # the rows of this replica are those where `_is_own`
             everything, self._is_own = gather(batch.works, everything)

@@ -109,8 +109,8 @@ class Works:
         self.slots.append(slot.handle)
         return slot
 
-    def add(self, work: Work, turn: Turn = Turn.LAST) -> None:
-        """Adds work to a pass.
+    def add(self, turn: Turn = Turn.LAST, **operations: Sequence) -> None:
+        """Adds operations to a pass, by the names of `Work`.
 
         Raises:
             ValueError: If nothing may be added any more.
@@ -121,7 +121,7 @@ class Works:
                 "Received: a gradient of whole_batch_loss, first taken after the model_fn has "
                 "returned. Take it in the model_fn."
             )
-        self._parts[turn].append(work)
+        self._parts[turn].append(Work(**operations))
 
 
 def sum_of(works: Iterable[Work]) -> Work:

@@ -23,12 +23,11 @@ from estimator_accum.core.trained import device_here
 from estimator_accum.graph.internals import dtype_of_handle
 from estimator_accum.graph.outermost import in_graph, value_of_graph
 from estimator_accum.graph.variables import read
-from estimator_accum.microbatch.batch import WholeBatch, work_of_sums
+from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.collecting import keep
 from estimator_accum.microbatch.own_optimizer.derivation import Derivation
 from estimator_accum.microbatch.own_optimizer.patches import source_of
 from estimator_accum.microbatch.own_optimizer.refusals import SUM_OF
-from estimator_accum.microbatch.work import Work
 
 _SUMS = "_estimator_accum_sums"  # attribute of a graph
 
@@ -101,7 +100,7 @@ def add_to_sums(
     sums = add_up(accumulators, gradients, batch.is_first)
     commits = commit(accumulators, sums, batch.is_first)
     with tf.control_dependencies(None):
-        batch.works.add(work_of_sums(commits, accumulators))
+        batch.add_sums(commits, accumulators)
 
 
 def _keep(batch: WholeBatch, direct: list) -> list:
@@ -112,7 +111,7 @@ def _keep(batch: WholeBatch, direct: list) -> list:
         return direct
     kept = keep(batch, batch.works.first_turn(), "direct", values)
     # With the micro-batch that is the whole batch.
-    batch.works.add(Work(micro_ops=[tf.group(*kept)]))
+    batch.works.add(micro_ops=[tf.group(*kept)])
     kept = iter(kept)
     parts = [part if part is None else next(kept) for part in parts]
     return tf.nest.pack_sequence_as(direct, parts, expand_composites=True)
@@ -135,7 +134,7 @@ def _add(batch: WholeBatch, xs: list, gradients: list, after: list) -> Sums:
                 rows[i] = take_rows(accumulator, gradients[i].indices.dtype)
                 clear[i] = clear_rows(accumulator, rows[i])
                 handles = [in_graph(v.handle) for v in variables_of([accumulator])]
-                batch.works.add(Work(handles=handles))
+                batch.works.add(handles=handles)
     with tf.control_dependencies(None), tf.control_dependencies(after):
         for i, accumulator in pairs:
             if accumulator.touched is None:

@@ -40,7 +40,7 @@ from estimator_accum.microbatch.collecting import (
     collect_moments,
     running_sum,
 )
-from estimator_accum.microbatch.work import Turn, Work
+from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
@@ -237,7 +237,7 @@ def check_guards(batch: WholeBatch, views: list[View]) -> dict:
             holds = guard.holds(batch.size, tf.equal(batch.size, batch.rows))
             with of_strings():
                 check = tf.raw_ops.Assert(condition=holds, data=["row"])
-            batch.works.add(Work(micro_ops=[check]))
+            batch.works.add(micro_ops=[check])
             checks[check] = guard
             # A lookup outside of the table fails beside its check.
             if isinstance(guard, OwnRows):

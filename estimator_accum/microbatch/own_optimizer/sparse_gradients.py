@@ -31,7 +31,6 @@ from estimator_accum.microbatch.batch import WholeBatch
 from estimator_accum.microbatch.own_optimizer.gradient_sums import SliceSum, add_to_sums
 from estimator_accum.microbatch.own_optimizer.head import View
 from estimator_accum.microbatch.staging import Slot
-from estimator_accum.microbatch.work import Work
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.states import FIXED
 
@@ -78,7 +77,7 @@ def add_slices(batch: WholeBatch, slice_sum: SliceSum) -> list[tf.Operation]:
     accumulator = slice_sum.accumulator
     gradient = cast(gradient, accumulator.total.dtype)
     add_to_sums(batch, [accumulator], [gradient])
-    batch.works.add(Work(roll_back=slice_sum.clear))
+    batch.works.add(roll_back=slice_sum.clear)
     if norms:
         _replace_norms(batch, slice_sum, norms)
     return slice_sum.clear
@@ -93,10 +92,10 @@ def _replace_norms(
     with tf.control_dependencies(None):
         zero = tf.zeros([], values.dtype)
         total = half.read()
-    batch.works.add(_zero_work(half, zero))
+    _add_zeros(batch, half, zero)
     before = tf.where(batch.is_first, zero, half.read())
     add = half.write(before + tf.nn.l2_loss(values))
-    batch.works.add(Work(micro_ops=[add]))
+    batch.works.add(micro_ops=[add])
     for norm in norms:
         replace(norm.outputs[0], total)
 
@@ -167,7 +166,7 @@ def _kept(
     slot = batch.works.slot("slices", whole.dtype, whole.shape)
     with tf.control_dependencies(None):
         zero = tf.zeros([0, *whole.shape[1:]], whole.dtype)
-        batch.works.add(_zero_work(slot, zero))
+        _add_zeros(batch, slot, zero)
         kept = slot.read()
     before = slot.read()
     size = tf.where(batch.is_first, 0, tf.shape(before)[0])
@@ -175,14 +174,14 @@ def _kept(
         value = part + tf.concat([before[:size], tf.zeros_like(part)[size:]], 0)
     else:
         value = tf.concat([before[:size], part], 0)
-    batch.works.add(Work(micro_ops=[slot.write(value)]))
+    batch.works.add(micro_ops=[slot.write(value)])
     return kept
 
 
-def _zero_work(slot: Slot, zero: tf.Tensor) -> Work:
-    """Returns the work that writes `zero` to a slot where there are no micro-batches."""
+def _add_zeros(batch: WholeBatch, slot: Slot, zero: tf.Tensor) -> None:
+    """Has `zero` written to a slot where there are no micro-batches."""
     with tf.control_dependencies(None):
-        return Work(initialize=[slot.write(zero)], empty=[slot.write(zero)])
+        batch.works.add(initialize=[slot.write(zero)], empty=[slot.write(zero)])
 
 
 @tf.autograph.experimental.do_not_convert  # see make_accumulating_train_op
