@@ -8,6 +8,7 @@ So an example's rows are its own, beside any others, and gradients are sums.
 
 import tensorflow as tf
 
+from estimator_accum.core.interception import without_interception
 from estimator_accum.graph.copies import replace
 from estimator_accum.graph.internals import gradient_scope_of
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
@@ -78,44 +79,28 @@ def _feed_fused(
     Returns:
         (The moments; replacements of tensors by name.)
     """
-    values = operation.inputs[0]
+    values, scale, offset = sources = operation.inputs[:3]
     fed = [_feed(moment) for moment in operation.outputs[1:3]]
     is_first = operation.get_attr("data_format").startswith(b"NC")
-    result, derive = normalize(
-        *(*operation.inputs[:3], *fed),
-        epsilon=operation.get_attr("epsilon"),
-        axis=1 if is_first else values.shape.rank - 1,
-    )
+    shape = [1] * values.shape.rank
+    shape[1 if is_first else -1] = -1
+    with without_interception(), tf.GradientTape(persistent=True) as tape:
+        tape.watch(sources)
+        mean, *parts = (tf.reshape(t, shape) for t in (*fed, offset, scale))
+        # Before the factor, not after it as TensorFlow does, which rounds more.
+        centred = tf.cast(values, scale.dtype) - mean
+        epsilon = operation.get_attr("epsilon")
+        zeros = tf.zeros_like(mean)
+        result = tf.nn.batch_normalization(centred, zeros, *parts, epsilon)
+        result = tf.cast(result, values.dtype)
     others = {operation.outputs[0].name: result}
     gradients = {tensor.op: None for tensor in derived}
     for gradient in filter(lambda op: op.type.startswith("FusedBatch"), gradients):
         names = [output.name for output in gradient.outputs]
-        others |= dict(zip(names, derive(gradient.inputs[0]), strict=False))
+        with without_interception():
+            parts = tape.gradient(result, sources, gradient.inputs[0])
+        others |= dict(zip(names, parts, strict=False))
     graph = operation.graph
     for name, other in others.items():
         replace(graph.get_tensor_by_name(name), other)
     return fed, others
-
-
-def normalize(values, scale, offset, mean, variance, *, epsilon: float, axis: int):
-    """Normalizes by moments that are constants; the channels are along `axis`.
-
-    Returns:
-        (The result; a function of its gradient that returns those of `values`, `scale`
-        and `offset`.)
-    """
-    rank = values.shape.rank
-    shape = [-1 if a == axis else 1 for a in range(rank)]
-    parameters = [tf.reshape(t, shape) for t in (mean, variance, scale, offset)]
-    mean, variance, scale, offset = parameters
-    factor = tf.math.rsqrt(variance + epsilon)
-    normalized = (tf.cast(values, scale.dtype) - mean) * factor
-    result = tf.cast(normalized * scale + offset, values.dtype)
-
-    def derive(gradient: tf.Tensor) -> list[tf.Tensor]:
-        gradient = tf.cast(gradient, scale.dtype)
-        axes = [a for a in range(rank) if a != axis]
-        sums = [tf.reduce_sum(t, axes) for t in (gradient * normalized, gradient)]
-        return [tf.cast(gradient * scale * factor, values.dtype), *sums]
-
-    return result, derive

@@ -14,7 +14,7 @@ from estimator_accum import (
     microbatch_step,
 )
 from estimator_accum.keras import microbatch
-from estimator_accum.microbatch.own_optimizer.fed_moments import normalize
+from estimator_accum.microbatch.own_optimizer import fed_moments
 from tests.helpers.models.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -568,21 +568,30 @@ def test_another_choice_is_refused(wrap):
         wrap(print, batch_norm=1)
 
 
-@pytest.mark.parametrize("axis", [1, 2, 3])
-def test_gradients_beside_constant_moments_are_those_of_tensorflow(axis):
-    values = tf.constant(_IMAGES)
-    channels = [tf.constant(_RANDOM.uniform(1, 2, values.shape[axis])) for _ in "1234"]
-    scale, offset, mean, variance = channels
+@pytest.mark.parametrize(("data_format", "axis"), [("NHWC", 3), ("NCHW", 1)])
+def test_gradients_beside_fed_moments_have_little_rounding_far_from_zero(
+    data_format, axis
+):
     shape = [-1 if a == axis else 1 for a in range(4)]
-    arriving = tf.constant(_RANDOM.randn(*values.shape))
-    with tf.GradientTape() as tape:
-        tape.watch([values, scale, offset])
-        parts = [tf.reshape(t, shape) for t in (mean, variance, offset, scale)]
-        expected = tf.nn.batch_normalization(values, *parts, 1e-3)
-    gradients = tape.gradient(expected, [values, scale, offset], arriving)
-    result, derive = normalize(
-        values, scale, offset, mean, variance, epsilon=1e-3, axis=axis
-    )
-    np.testing.assert_allclose(result, expected, rtol=1e-12)
-    for gradient, right in zip(derive(arriving), gradients, strict=True):
-        np.testing.assert_allclose(gradient, right, rtol=1e-12, atol=1e-12)
+    draws = [_RANDOM.uniform(1, 2, _IMAGES.shape[axis]) for _ in range(4)]
+    arrays = [_IMAGES + 1e4, _RANDOM.randn(*_IMAGES.shape), *draws]
+    arrays[-1] += 1e4
+    arrays = [array.astype(np.float32) for array in arrays]
+    with tf.Graph().as_default(), v1.Session() as session:
+        values, arriving, scale, offset = map(tf.constant, arrays[:4])
+        results = v1.nn.fused_batch_norm(
+            values, scale, offset, epsilon=1e-3, data_format=data_format
+        )
+        sources = [values, scale, offset]
+        derived = tf.gradients(results[0], sources, arriving)
+        (mean, variance), others = fed_moments._feed_fused(results[0].op, derived)
+        ours = [others[tensor.name] for tensor in (results[0], *derived)]
+        ours = session.run(ours, {variance: arrays[4], mean: arrays[5]})
+    values, arriving, *parts = (array.astype(np.float64) for array in arrays)
+    scale, offset, variance, mean = (part.reshape(shape) for part in parts)
+    normalized = (values - mean) / np.sqrt(variance + 1e-3)
+    axes = tuple(a for a in range(4) if a != axis)
+    expected = normalized * scale + offset, arriving * scale / np.sqrt(variance + 1e-3)
+    sums = [np.sum(x, axes) for x in (arriving * normalized, arriving)]
+    for array, right in zip(ours, (*expected, *sums), strict=True):
+        np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-4)
