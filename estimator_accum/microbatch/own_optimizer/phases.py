@@ -55,7 +55,8 @@ class Phases:
                 find_moments(batch)
         if any(top.graph is not self._graph for top in request.tops):
             return self._parts[0].gradients(request)  # as in no phase
-        check_first_order(request.ys)
+        if self._reads:
+            check_first_order(request.ys)
         self._requests.append((request.tops, None))
         number, replica = self._place_of(request.tops)
         if number is not None:
