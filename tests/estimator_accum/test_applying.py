@@ -199,6 +199,24 @@ def test_a_micro_step_clock_is_warned_of(make_optimizer, on_nonfinite, words, ca
     assert not caplog.messages
 
 
+class CountingAdafactor(Adafactor):
+    """Moves the graph's global step with each of its updates."""
+
+    def _finish(self, update_ops, name_scope):
+        with tf.control_dependencies(update_ops):
+            return v1.assign_add(v1.train.get_global_step(), 1, name=name_scope).op
+
+
+def test_a_clock_that_the_optimizer_moves_counts_updates(caplog, fresh_graph):
+    step = v1.train.get_or_create_global_step()
+    w = v1.get_variable("w", initializer=1.0, use_resource=True)
+    optimizer = AccumulatingOptimizer(CountingAdafactor(0.1), K)
+    pairs = optimizer.compute_gradients(w * w, [w])
+    steps = after_each(optimizer.apply_gradients(pairs), [{}] * 2 * K, step)
+    assert [*steps] == [0] * (K - 1) + [1] * K + [2]
+    assert not caplog.messages
+
+
 class _Model:
     """A loss whose parts may depend on a step, with the other parts of its train op."""
 
