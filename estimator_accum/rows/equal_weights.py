@@ -80,18 +80,6 @@ _BY_MASK = {*SELECTING, "Where"}
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
-class _Divisor(NamedTuple):
-    """A number by which the sum over all examples is divided.
-
-    Attributes:
-        tensor: The divisor, or the tensor whose elements are averaged.
-        is_size: Whether the divisor is the number of these elements.
-    """
-
-    tensor: tf.Tensor
-    is_size: bool
-
-
 class Assumption:
     """States of tensors where an analysis has none: a row for each example.
 
@@ -199,7 +187,7 @@ def _is_first_replica() -> bool:
 
 
 def _sentence(
-    loss: tf.Tensor, divisor: _Divisor | None, share: str, remedy: str
+    loss: tf.Tensor, divisor: tf.Tensor | None, share: str, remedy: str
 ) -> str:
     if divisor is None:
         remedy = remedy or (
@@ -212,15 +200,14 @@ def _sentence(
             f"on the others of its micro-batch. Since {share}, the update is not the big "
             f"batch's. {remedy}"
         )
-    name = divisor.tensor.name
-    if divisor.is_size:
-        cause = f"as many elements as {name} has in it"
+    if not is_one_number(divisor):
+        cause = f"as many elements as {divisor.name} has in it"
         remedy = remedy or (
             "Write weight=tf.cast(tf.size(elements), tf.float32), with these elements, "
             "where the train op is made."
         )
     else:
-        cause = f"it is divided by {name}"
+        cause = f"it is divided by {divisor.name}"
         remedy = remedy or (
             "Write weight=tf.reduce_sum(mask), with the weights that this divisor adds up, "
             "where the train op is made."
@@ -274,8 +261,8 @@ class _Verdict:
                     return False
         return True if True in answers else None
 
-    def divisor(self) -> _Divisor | None:
-        """Returns a number by which all is divided; None if there is none."""
+    def divisor(self) -> tf.Tensor | None:
+        """Returns a number, or elements, by which all is divided; None without one."""
         outputs = [
             output
             for operation in self._head.operations
@@ -305,7 +292,7 @@ class _Verdict:
                 and _is_separable(products, rounding)
                 and (tensor.name in selected or not self._is_trained(tensor))
             ):
-                return _Divisor(tensor, not is_one_number(tensor))
+                return tensor
         return None
 
     def _has_batch_normalization(self) -> bool:
