@@ -141,8 +141,7 @@ class Analysis:
     ):
         self.can_check = can_check
         self._values, self._dims = dict(values), {}
-        self._seen = set()
-        self._results = {}  # number of them, of calls of functions
+        self._seen = {}  # operations, with the number of their results
         self._states = {part.ref(): MIXED for part in mixed} | dict(states)
         self._states |= {part.ref(): State("rows", 0) for part in parts}
         self._given = dict.fromkeys(self._states)  # by the caller
@@ -351,13 +350,15 @@ class Analysis:
         has_loop = any(op.type == "NextIteration" for op in order)
         for _ in range(MOST_ROUNDS):
             self._has_changed = False
-            self._round(order)
+            self._begin()
+            self._look_at(order)
             if not (has_loop and self._has_changed):
                 return
         loops = [op for op in order if context_of(op) or op.type == "Exit"]
         for operation in loops:
             self._put(operation, MIXED)
-        self._round([op for op in order if self.state_of_outputs(op) != MIXED])
+        self._begin()
+        self._look_at([op for op in order if {*map(self.state, op.outputs)} != {MIXED}])
         self.origins += [Origin(op, UNSETTLED) for op in loops if op.type == "Exit"]
 
     def analyze_further(self, tensors: Iterable[tf.Tensor]) -> bool:
@@ -365,31 +366,19 @@ class Analysis:
         self._library.clear()  # there may be more functions
         order = inputs_first((tensor.op for tensor in tensors), self._seen)
         # By gradients, which need values of each round.
-        has_grown = any(len(op.outputs) != n for op, n in self._results.items())
+        has_grown = any(len(op.outputs) != n for op, n in self._seen.items())
         if has_grown or any(op.type == "NextIteration" for op in order):
             return False
-        for operation in order:
-            self._step(operation)
-            self._note_seen(operation)
+        self._look_at(order)
         return True
 
     def is_given(self, tensor: tf.Tensor) -> bool:
         """Returns whether the caller decided the tensor's state."""
         return tensor.ref() in self._given
 
-    def _note_seen(self, operation: tf.Operation) -> None:
-        self._seen.add(operation)
-        if operation.type in CALLERS:
-            self._results[operation] = len(operation.outputs)
-
     def has_seen(self, operation: tf.Operation) -> bool:
         """Returns whether the states of an operation's outputs are found."""
         return operation in self._seen
-
-    def state_of_outputs(self, operation: tf.Operation) -> State | None:
-        """Returns the state that all outputs share."""
-        states = {self.state(output) for output in operation.outputs}
-        return states.pop() if len(states) == 1 else None
 
     def is_new_in_each_run(self, tensor: tf.Tensor) -> bool:
         """Returns whether a seed is computed from a number that every run is fed with."""
@@ -418,11 +407,10 @@ class Analysis:
             for key in facts.keys() - self._given.keys():
                 del facts[key]
 
-    def _round(self, order: list[tf.Operation]) -> None:
-        self._begin()
+    def _look_at(self, order: list[tf.Operation]) -> None:
         for operation in order:
             self._step(operation)
-            self._note_seen(operation)
+            self._seen[operation] = len(operation.outputs)
 
     def _forget_facts_of(self, operation: tf.Operation) -> None:
         """Forgets facts that a rule asked for before the operation was reached."""
