@@ -33,11 +33,12 @@ def in_each_replica(function, number: int) -> list:
 
 
 def number_of_replica() -> int | None:
-    """Returns the number of the replica whose code runs, None outside of replicas."""
+    """Returns the number of the replica whose code runs, None if it is not known."""
     context = tf.distribute.get_replica_context()
     if context is None:
         return None
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    return None if number is None else int(number)
 
 
 def distributed(values: list):

@@ -8,7 +8,7 @@ their own in `rules/entries.py`.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -201,18 +201,13 @@ def _lists(analysis, operation: tf.Operation, states: list[State]) -> set[str]:
     names = {state.of for state in states if state.kind == "entries"}
     for tensor, state in zip(operation.inputs, states, strict=True):
         if state == COUNTS:
-            value = [*_known(analysis.value(tensor))]
-            if any(count(name).rows is not None for name in lists_of(value)):
+            value = analysis.value(tensor)
+            counted = set() if value is None else lists_of(value.flat)
+            if not counted:
+                raise Mixed("a number of entries that is not known")
+            if any(count(name).rows is not None for name in counted):
                 raise Mixed("one row more than there are")
-            if any(map(_WIDTH.fullmatch, lists_of(value))):
+            if any(map(_WIDTH.fullmatch, counted)):
                 raise Mixed("as many as the longest row has, of no example")
-            names |= lists_of(value)
-    if not names:
-        raise Mixed("a number of entries that is not known")
+            names |= counted
     return names
-
-
-def _known(value: np.ndarray | None) -> Iterable[Size]:
-    if value is None:
-        raise Mixed("a number of entries that is not known")
-    return value.flat

@@ -32,6 +32,7 @@ from estimator_accum.graph.names import (
     SHAPES,
     VARIABLES,
 )
+from estimator_accum.graph.replicas import number_of_replica
 from estimator_accum.graph.walks import data_ancestors, origin_of
 from estimator_accum.rows.analysis import Analysis, inputs_first
 from estimator_accum.rows.heads import (
@@ -174,16 +175,10 @@ def warn_of_unequal_weights(
             if verdict.adds_up is None:
                 continue
             divisor = None if verdict.adds_up else verdict.divisor()
-        if not verdict.adds_up and _is_first_replica():
+        # One replica warns for all; the question adds an operation.
+        if not verdict.adds_up and not number_of_replica():
             _logger.warning(_sentence(loss, divisor, share, remedy))
         return
-
-
-def _is_first_replica() -> bool:
-    """Returns whether this replica warns for all; the question adds an operation."""
-    replica = tf.distribute.get_replica_context()
-    number = getattr(replica, "replica_id_in_sync_group", 0)
-    return tf.get_static_value(number) in (0, None)
 
 
 def _sentence(
