@@ -72,16 +72,17 @@ def _print(analysis, operation, states):
 
 
 @rule(
-    *("Identity", "StopGradient", "PlaceholderWithDefault", "DebugIdentityV2"),
+    *("Identity", "IdentityN", "StopGradient", "PlaceholderWithDefault"),
+    "DebugIdentityV2",
     *("Enter", "NextIteration", "RefEnter", "RefIdentity"),
 )
 def _passing(analysis, operation, states):
-    state, (tensor, *_) = states[0], operation.inputs
-    # A branch may have a result of an unknown rank, which `Tensor.set_shape` tells.
-    has_rank = tensor.shape.rank is not None or analysis.knows_dims(tensor)
-    if state.kind == "rows" and (has_rank or operation.outputs[0].shape.rank is None):
-        analysis.set_dims(operation.outputs[0], state, analysis.dims(tensor))
-    return state
+    for tensor, output, state in zip(operation.inputs, operation.outputs, states):
+        # A branch may have a result of an unknown rank, which `Tensor.set_shape` tells.
+        has_rank = tensor.shape.rank is not None or analysis.knows_dims(tensor)
+        if state.kind == "rows" and (has_rank or output.shape.rank is None):
+            analysis.set_dims(output, state, analysis.dims(tensor))
+    return states
 
 
 @rule("EnsureShape")
@@ -90,14 +91,6 @@ def _ensure_shape(analysis, operation, states):
     if shape.rank is not None and shape.as_list()[states[0].axis] is not None:
         raise Mixed("it wants a number of examples")
     return _passing(analysis, operation, states)
-
-
-@rule("IdentityN")
-def _passing_each(analysis, operation, states):
-    for tensor, output, state in zip(operation.inputs, operation.outputs, states):
-        if state.kind == "rows":
-            analysis.set_dims(output, state, analysis.dims(tensor))
-    return states
 
 
 @rule("Add", "AddV2", "Sub", "Mul")
