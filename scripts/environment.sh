@@ -65,21 +65,23 @@ prepare_environment() {
 }
 
 # install PYTHON ARGUMENTS: by uv, which takes 10 CPU seconds where pip takes 40, from pip's
-# index and under its constraints; by pip if uv cannot.
+# index and under its constraints; by pip if uv cannot, or if pip may use no index.
 install() {
     _into=$1
     shift
-    "$_into" -m pip install --disable-pip-version-check -qq uv &&
+    [ -z "${PIP_NO_INDEX:-}$(_option_of_pip no-index)" ] &&
+        "$_into" -m pip install --disable-pip-version-check -qq uv &&
         UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(_option_of_pip index-url)}} \
         UV_CONSTRAINT=${UV_CONSTRAINT:-${PIP_CONSTRAINT:-$(_option_of_pip constraint)}} \
             "$_into" -m uv pip install --python "$_into" --system-certs -q "$@" && return
-    step "uv could not install; now pip"
+    step "pip installs, in place of uv"
     "$_into" -m pip install --disable-pip-version-check --no-compile -qq "$@"
 }
 
-# _option_of_pip NAME: its value in pip's files, of which the last one counts.
+# _option_of_pip NAME: its value in pip's files; that for `install` counts, if there is one.
 _option_of_pip() {
-    "$_into" -m pip config list 2>/dev/null | sed -n "s/^[a-z][^=]*[.]$1='\(.*\)'\$/\1/p" | tail -n 1
+    "$_into" -m pip config list 2>/dev/null | sort | sed -n \
+        -e "s/^global[.]$1='\(.*\)'\$/\1/p" -e "s/^install[.]$1='\(.*\)'\$/\1/p" | tail -n 1
 }
 
 # pick_python: sets `python`: $PYTHON, or the first suitable one of PATH, pyenv and uv.

@@ -226,7 +226,7 @@ class BatchRunner:
 
     def _check_refusals(self, error: Exception) -> None:
         """Raises ValueError if an operation failed that says that nothing can be split."""
-        is_split = self._count.value > 1
+        is_split = self._count.value > 1 and max(self.rows) > 1
         for replica in self._replicas:
             for operation, sentence in replica.refusals.items():
                 # A lookup that fails in a batch that is not split fails without us, too.

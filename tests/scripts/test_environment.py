@@ -29,7 +29,7 @@ case "$1 $2" in
 esac
 """
 _TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mktemp")
-_TOOLS += ("rm", "sed", "sh", "tail")
+_TOOLS += ("rm", "sed", "sh", "sort", "tail")
 _BOTH = {"python3.11": "3.11", "python3.12": "3.12"}
 _PYENVS = {"../.pyenv/versions/3.11.7/bin/python": "3.11"}
 _FOREIGN = {"../a clone/.venv/bin/python": "3.9"}
@@ -116,14 +116,17 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
 
 
 def test_uv_installs_from_the_index_of_pip_and_under_its_constraints(run):
-    options = [":env:.index-url='https://d'", "global.index-url='https://a'"]
+    options = [":env:.index-url='https://d'", "install.index-url='https://a'"]
     options += ["global.extra-index-url='https://b'", "install.constraint='/c.txt'"]
+    options += ["global.index-url='https://b'", "wheel.constraint='/d.txt'"]
     options = 'PIP_OPTIONS="' + "\n".join(options) + '"'
     *_, log = run(_BOTH, f"{options} ONLY_PYTHON=3.12 scripts/test")
     assert "\nuv 3.12 https://a /c.txt\n" in log
     options += " PIP_INDEX_URL=https://d"
     *_, log = run({}, f"{options} ONLY_PYTHON=3.11 scripts/test")
     assert "\nuv 3.11 https://d /c.txt\n" in log
+    *_, log = run({}, f"rm -r .venv*; PIP_NO_INDEX=1 {options} scripts/test")
+    assert log.startswith("venv 3.11\npip 3.11\npytest 3.11")
 
 
 @pytest.mark.parametrize(

@@ -315,10 +315,13 @@ class TimesOfModelFn(Times):
         Those that wait for an operation that came after a change, though it waits no more.
         """
         graph = next(iter(self._places)).graph
+        behind = [*self._behind.values(), *self._later.values()]
+        after_any = set().union(self._behind, *behind)
         for operation in graph.get_operations():
-            if operation in self._old:
-                continue
             needed = {*needed_by(operation)}
+            if operation in self._old or after_any.isdisjoint(needed):
+                continue
+            after_any.add(operation)
             for change, behind in self._behind.items():
                 later = self._later.setdefault(change, set())
                 if change in needed or not (

@@ -430,6 +430,14 @@ def test_a_fact_that_an_evaluation_relies_on_is_checked(number, at, example, tmp
             evaluate(model_fn, "ours")
 
 
+def test_a_lookup_that_fails_unsplit_fails_as_in_a_plain_run(tmp_path):
+    x, _ = make_data(12)
+    features = {"x": x, "at": np.full(12, 1000, np.int32)}
+    estimator = tf.estimator.Estimator(microbatch_model_fn(_looking_up), str(tmp_path))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices.* not in \["):
+        estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, x)))
+
+
 def test_memory_that_runs_out_at_a_lookup_is_no_wrong_fact(monkeypatch, tmp_path):
     memory = Memory(lambda rows: rows <= 3)
 
