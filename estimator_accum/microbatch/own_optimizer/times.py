@@ -315,8 +315,8 @@ class TimesOfModelFn(Times):
         Those that wait for an operation that came after a change, though it waits no more.
         """
         graph = next(iter(self._places)).graph
-        behind = [*self._behind.values(), *self._later.values()]
-        after_any = set().union(self._behind, *behind)
+        sets = [*self._behind.values(), *self._later.values()]
+        after_any = set().union(self._behind, *sets)
         for operation in graph.get_operations():
             needed = {*needed_by(operation)}
             if operation in self._old or after_any.isdisjoint(needed):
