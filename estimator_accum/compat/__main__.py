@@ -33,6 +33,10 @@ def main(arguments: list[str]) -> None:
         return
     if is_v1 and script == "--list":
         sys.exit(_list_missing(arguments[1:]))
+    if script == "--list":
+        _leave(
+            "--list needs --v1. Run: estimator-accum compat --v1 --list legacy_script.py"
+        )
     is_module = script == "-m" and len(arguments) > 1
     if not is_module and not os.path.isfile(script):
         _leave(f"A Python script must be given. Received: {script}. Run: {_USAGE}")

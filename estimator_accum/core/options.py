@@ -94,10 +94,13 @@ def check_accumulation_steps(steps: AccumulationSteps) -> None:
     """Raises TypeError or ValueError unless `steps` is an int >= 1 or a callable."""
     if callable(steps):
         return
+    is_tensor = tf.is_tensor(steps) or isinstance(steps, tf.Variable)
     check_count(
         "gradient_accumulation_steps",
         steps,
-        "Use 1 to turn accumulation off.",
+        "Pass global_step by its name."
+        if is_tensor
+        else "Use 1 to turn accumulation off.",
         " or a callable of the update step",
     )
 

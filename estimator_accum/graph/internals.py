@@ -528,6 +528,11 @@ def call_of_model_fn() -> Place:
     return tf.compat.v1.estimator.Estimator, "_call_model_fn"
 
 
+def call_of_train() -> Place:
+    """Returns the public way to all trainings, of which some have no step left."""
+    return tf.compat.v1.estimator.Estimator, "train"
+
+
 def train_of_estimator() -> Place:
     """Returns the way to all trainings. If renamed, `check` fails."""
     return tf.compat.v1.estimator.Estimator, "_train_model"

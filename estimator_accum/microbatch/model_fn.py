@@ -176,7 +176,7 @@ def microbatch_model_fn(
 
 
 def _check_arguments(model_fn, micro_batches, grow_after) -> None:
-    if not callable(model_fn):
+    if not callable(model_fn) or isinstance(model_fn, type):
         raise TypeError(
             "`model_fn` must be a function of features, labels, mode. "
             f"Received: {model_fn!r}. Pass the one that your Estimator has."

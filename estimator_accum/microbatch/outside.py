@@ -341,10 +341,13 @@ class Outside:
         users, _ = self._walk(items, is_fed)
         of_batch, late = self._of_batch(), self._late(users)
         written = set(written_by([*late, *self._changes_before])) - self._handles
+        slices = self._slices()
+        # All others are computed from values that are fed, as a summary of the loss is.
+        unfed = {tensor.op for tensor in slices}
+        unfed |= data_descendants(slices, lambda op: not all(map(is_fed, op.outputs)))
 
         def is_value(tensor: tf.Tensor) -> bool:
-            operation = tensor.op
-            is_early = operation in of_batch and operation not in late
+            is_early = tensor.op in unfed and tensor.op not in late
             return is_early and can_be_fed(tensor)
 
         def is_end(tensor: tf.Tensor) -> bool:

@@ -102,7 +102,7 @@ def microbatch_step(
             micro-batch in a way that several cannot replace, or one example does not fit
             in memory.
     """
-    if not callable(step):
+    if not callable(step) or isinstance(step, type):
         raise TypeError(
             "`step` must be a function of a batch. Received: "
             f"{step!r}. Pass the function that computes gradients and applies them."
@@ -664,14 +664,17 @@ class _Trace:
             return
         self._was = value
         rows = [n for runner in self._runners[:1] for n in runner.rows]
-        line = f"micro-batches: at {place} {' + '.join(map(str, rows))} = "
+        line = f"micro-batches: at {place}: {' + '.join(map(str, rows))} = "
         if value == 1:
             write_line(f"{line}1 micro-batch; the model runs as unsplit", _logger)
             return
         size = -(-max(rows) // value)
+        most = "" if {size * value} == {*rows} else "at most "
         runs = _describe_runs([len(_passes_of(phase)) for phase in self._phases])
         write_line(
-            f"{line}{size} x {value} micro-batches; the model runs {runs}", _logger
+            f"{line}{most}{size} example{'s' * (size > 1)} x {value} micro-batches; the "
+            f"model runs {runs}",
+            _logger,
         )
 
 

@@ -35,6 +35,7 @@ from estimator_accum.graph.walks import ancestors, descendants
 from estimator_accum.microbatch.hooks import TrainingHook
 from estimator_accum.microbatch.own_optimizer.order import find_unordered
 from estimator_accum.microbatch.staging import without_static_rows
+from estimator_accum.unedited.estimators import NO_STEP_LEFT, note_trainings
 from estimator_accum.unedited.own_loops import OwnLoops
 
 _COUNTS = (2, 8)
@@ -128,10 +129,14 @@ def check_instead_of_training(
         raise SystemExit(codes[-1])
 
     replace_function(train_of_estimator(), lambda _: train)
-    loops = OwnLoops(refuse_own_loop)
+    loops, trained = OwnLoops(refuse_own_loop), note_trainings()
 
     def exit_code() -> int:
-        if not codes:
+        if not codes and trained:
+            remedy = "Give it another model_dir, or more steps."
+            print(f"no verdict: {NO_STEP_LEFT}. {remedy}")
+            codes.append(1)
+        elif not codes:
             print(
                 "no verdict: the script trained no Estimator. A loop of session.run "
                 "calls takes --gradient_accumulation_steps=K."

@@ -11,12 +11,14 @@ from estimator_accum import microbatch_model_fn
 from estimator_accum.core.current_batch import current_batch
 from estimator_accum.graph.internals import (
     call_of_model_fn,
+    call_of_train,
     model_fn_of,
     replace_function,
 )
 from estimator_accum.microbatch.model_fn import SharedWeightsError
 from estimator_accum.unedited.own_loops import OwnLoops
 
+NO_STEP_LEFT = "the Estimator is trained already, up to its last step"
 _logger = logging.getLogger("tensorflow.estimator_accum")
 
 
@@ -56,7 +58,12 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         lambda original: _in_micro_batches(original, micro_batches, note),
     )
 
+    trained = note_trainings()
+
     def exit_code() -> int:
+        if not modes and trained:
+            _logger.info("micro-batches: %s, so no batch was split", NO_STEP_LEFT)
+            return 0
         if not modes:
             say_once()
         elif tf.estimator.ModeKeys.TRAIN not in modes:
@@ -67,6 +74,21 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         return int(not modes)
 
     return exit_code
+
+
+def note_trainings() -> list:
+    """Returns a list to which each later call of `Estimator.train` adds the Estimator."""
+    trained = []
+
+    def noting(original: Callable) -> Callable:
+        def train(estimator, *args, **kwargs):
+            trained.append(estimator)
+            return original(estimator, *args, **kwargs)
+
+        return train
+
+    replace_function(call_of_train(), noting)
+    return trained
 
 
 def _in_micro_batches(

@@ -615,6 +615,11 @@ def call_of_model_fn():
 
 
 @_finds
+def call_of_train():
+    return callable(getattr(*internals.call_of_train()))
+
+
+@_finds
 def train_of_estimator():
     return callable(getattr(*internals.train_of_estimator()))
 

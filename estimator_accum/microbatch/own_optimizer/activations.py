@@ -19,7 +19,7 @@ from estimator_accum.rows.sizes import Size
 from estimator_accum.rows.states import NO_RULE, Mixed
 
 _EXAMPLES, _UNKNOWN = 32, 16  # numbers for sizes that are not known yet
-_SOME, _MUCH = 0.01, 0.5  # of the activations
+_SOME, _SAID, _MUCH = 0.01, 0.1, 0.5  # of the activations
 _SHOWN = 3  # causes
 _REMEDY = (
     ". If each row of %s is computed from its own example alone, put "
@@ -33,7 +33,7 @@ _logger = logging.getLogger("tensorflow.estimator_accum")
 def report_activations(view: View, losses: list[tf.Tensor]) -> None:
     """Logs the share of the model that is computed on the whole batch, and the causes.
 
-    A warning, if it is more than half.
+    From a tenth on it is said where nothing is logged, too; above half it is a warning.
 
     Args:
         view: The graph.
@@ -65,12 +65,15 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
             "so splitting saves little memory: see %s%s",
             *(share, _listed(causes), remedy),
         )
+        return
+    line = (
+        f"micro-batches: {share}% of the activations are computed on the whole batch: "
+        f"see {_listed(causes)}{remedy}"
+    )
+    if whole < _SAID * total:
+        _logger.info(line)
     else:
-        write_line(
-            f"micro-batches: {share}% of the activations are computed on the whole "
-            f"batch: see {_listed(causes)}{remedy}",
-            _logger,
-        )
+        write_line(line, _logger)
 
 
 def _is_of_network(operation: tf.Operation, network: set[tf.Operation]) -> bool:

@@ -94,7 +94,8 @@ def of_rows(tensor: tf.Tensor, axis: int) -> Fingerprint:
             value *= tf.transpose(_random(behind, value.dtype))[:, None]
             products = tf.transpose(tf.reduce_sum(value, 2))
         else:
-            numbers = tf.reduce_prod(shape[1:][-1:])
+            # A slice of an empty shape is no number for TensorFlow's graph optimizer.
+            numbers = tf.concat([[1], shape[1:]], 0)[-1]
             value = tf.reshape(value, [-1, numbers])
             products = tf.matmul(value, _random(numbers, value.dtype))
         others = tf.concat([shape[:axis], shape[axis + 1 :]], 0)

@@ -18,6 +18,8 @@ from estimator_accum import (
 from estimator_accum.microbatch.histograms import sum_of_histograms
 from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models.interception import cut
+from tests.helpers.models.microbatch_runs import train
+from tests.helpers.models.summaries import read_scalars
 
 v1 = tf.compat.v1
 _MODES = tf.estimator.ModeKeys
@@ -566,3 +568,19 @@ def test_summaries_collect_rows_when_they_are_due_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(BatchRunner, "run", record)
     _train_constant(hooks_of, _with_tensors("own", 4))
     assert collected == [["of_scores:0"], [], ["of_scores:0"]]  # no rows of scores
+
+
+def test_the_summary_of_a_loss_that_combines_examples_fetches_no_rows(tmp_path, caplog):
+    def model_fn(features, labels, mode):
+        del labels
+        kernel = v1.get_variable("kernel", [3, 32])
+        hidden = tf.matmul(features, kernel)
+        loss = tf.reduce_mean((hidden - tf.reduce_mean(hidden, 0)) ** 2)
+        sgd = v1.train.GradientDescentOptimizer(0.1)
+        train_op = sgd.minimize(loss, v1.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    data = tf.data.Dataset.from_tensors
+    train(cut(model_fn), tmp_path, lambda: data((_X, _Y)))
+    assert "all rows" not in caplog.text
+    assert len(read_scalars(tmp_path, "loss")) == 1

@@ -1264,7 +1264,7 @@ def test_several_threads_may_call_a_step():
 def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs):
     step, _, arguments = make()
     microbatch_step(step, 4)(*arguments)
-    assert f"at step 1 23 = 6 x {runs}" in capsys.readouterr().err
+    assert f"at step 1: 23 = at most 6 examples x {runs}" in capsys.readouterr().err
 
 
 def test_a_batch_that_auto_does_not_split_is_said_to_be_one(capsys):

@@ -100,10 +100,11 @@ def _counted(hidden, labels):
 @pytest.fixture
 def check(monkeypatch, own_sessions, capsys, tmp_path):
     """Returns a function that gives (exit code, output) for a model_fn."""
-    place = internals.train_of_estimator()
+    places = internals.train_of_estimator(), internals.call_of_train()
 
     def run(model_fn, input_fn=_input_fn, precision="float32") -> tuple[int, str]:
-        monkeypatch.setattr(*place, getattr(*place))
+        for place in places:
+            monkeypatch.setattr(*place, getattr(*place))
         check_instead_of_training(2, precision, is_forced=True)
         estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
         with pytest.raises(SystemExit) as ended:

@@ -153,8 +153,8 @@ def test_flags_that_do_not_fit_are_one_sentence(line, sentence, capsys):
 @pytest.fixture
 def _cut(monkeypatch, own_sessions):
     """Cuts the batches of all Estimators during the test."""
-    place = internals.call_of_model_fn()
-    monkeypatch.setattr(*place, getattr(*place))
+    for place in (internals.call_of_model_fn(), internals.call_of_train()):
+        monkeypatch.setattr(*place, getattr(*place))
     return cut_batches(3)
 
 
@@ -455,6 +455,19 @@ def test_workers_that_share_weights_on_servers_are_refused(_cut, monkeypatch, ca
 def test_a_script_that_trains_nothing_is_told_at_its_end(_cut, capsys):
     assert _cut() == 1
     assert "trained no Estimator, so no batch was split" in capsys.readouterr().err
+
+
+def test_a_finished_training_is_no_error(_cut, tmp_path, capsys):
+    model_fn = make_model_fn(plain("sgd"))
+    with v1.Graph().as_default() as graph:  # a checkpoint of the last step
+        v1.train.create_global_step(graph).assign(1)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.assign(v1.train.get_global_step(), 1))
+            v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    tf.estimator.Estimator(model_fn, str(tmp_path)).train(INPUT, max_steps=1)
+    assert _cut() == 0
+    assert "trained no Estimator" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_sessions", "fresh_graph")
