@@ -94,15 +94,11 @@ def check_accumulation_steps(steps: AccumulationSteps) -> None:
     """Raises TypeError or ValueError unless `steps` is an int >= 1 or a callable."""
     if callable(steps):
         return
-    is_tensor = tf.is_tensor(steps) or isinstance(steps, tf.Variable)
-    check_count(
-        "gradient_accumulation_steps",
-        steps,
-        "Pass global_step by its name."
-        if is_tensor
-        else "Use 1 to turn accumulation off.",
-        " or a callable of the update step",
-    )
+    remedy = "Use 1 to turn accumulation off."
+    if isinstance(steps, tf.Variable):
+        remedy = "Pass a number of Python, or global_step by its name."
+    others = " or a callable of the update step"
+    check_count("gradient_accumulation_steps", steps, remedy, others)
 
 
 def _check_name(name) -> None:

@@ -309,9 +309,9 @@ class TrainingHook(MicroBatchHook):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         name = "effective batch" if replicas == len(rows) else "batch of this task"
         return (
-            f"{name} {sum(rows):,} = {'' if is_even else 'at most '}{size:,} example{'s' * (size > 1)} x "
-            f"{count:,} micro-batch{'es' * (count > 1)}"
-            f"{f' x {len(rows)} replicas' * (len(rows) > 1)}"
+            f"{name} {sum(rows):,} = {'' if is_even else 'at most '}{size:,} "
+            f"example{'s' * (size > 1)} x {count:,} "
+            f"micro-batch{'es' * (count > 1)}{f' x {len(rows)} replicas' * (len(rows) > 1)}"
         )
 
     def _summarize(self) -> None:

@@ -341,13 +341,10 @@ class Outside:
         users, _ = self._walk(items, is_fed)
         of_batch, late = self._of_batch(), self._late(users)
         written = set(written_by([*late, *self._changes_before])) - self._handles
-        slices = self._slices()
-        # All others are computed from values that are fed, as a summary of the loss is.
-        unfed = {tensor.op for tensor in slices}
-        unfed |= data_descendants(slices, lambda op: not all(map(is_fed, op.outputs)))
 
         def is_value(tensor: tf.Tensor) -> bool:
-            is_early = tensor.op in unfed and tensor.op not in late
+            operation = tensor.op
+            is_early = operation in of_batch and operation not in late
             return is_early and can_be_fed(tensor)
 
         def is_end(tensor: tf.Tensor) -> bool:
@@ -388,7 +385,8 @@ class Outside:
         for replica in self._replicas:
             refs = {part.sliced.ref() for part in replica.batch.parts}
             others = [tensor for tensor in self._slices() if tensor.ref() not in refs]
-            rows.append(self._find_rows(replica.batch, values, [*taken, *others]))
+            mixed = [*taken, *others]
+            rows.append(self._find_rows(replica.batch, values, mixed, self._given))
         return rows
 
     def _reads(self, item, variables: set[tf.Operation]) -> bool:

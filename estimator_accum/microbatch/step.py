@@ -669,11 +669,13 @@ class _Trace:
             write_line(f"{line}1 micro-batch; the model runs as unsplit", _logger)
             return
         size = -(-max(rows) // value)
-        most = "" if {size * value} == {*rows} else "at most "
+        count = -(-max(rows) // size)
+        most = "" if {size * count} == {*rows} else "at most "
         runs = _describe_runs([len(_passes_of(phase)) for phase in self._phases])
         write_line(
-            f"{line}{most}{size} example{'s' * (size > 1)} x {value} micro-batches; the "
-            f"model runs {runs}",
+            f"{line}{most}{size} example{'s' * (size > 1)} x {count} "
+            f"micro-batch{'es' * (count > 1)}{f' x {len(rows)} replicas' * (len(rows) > 1)};"
+            f" the model runs {runs}",
             _logger,
         )
 

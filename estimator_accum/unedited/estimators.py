@@ -38,8 +38,10 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
     modes = set()
     say_once = functools.cache(_say_that_nothing_was_cut)
 
+    trained = note_trainings()
+
     def refuse_own_loop() -> None:
-        if not modes:
+        if not modes and not trained:
             say_once()
             raise SystemExit(1)
         _logger.warning(
@@ -58,10 +60,8 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
         lambda original: _in_micro_batches(original, micro_batches, note),
     )
 
-    trained = note_trainings()
-
     def exit_code() -> int:
-        if not modes and trained:
+        if trained and tf.estimator.ModeKeys.TRAIN not in modes:
             _logger.info("micro-batches: %s, so no batch was split", NO_STEP_LEFT)
             return 0
         if not modes:
@@ -76,14 +76,15 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
     return exit_code
 
 
-def note_trainings() -> list:
-    """Returns a list to which each later call of `Estimator.train` adds the Estimator."""
+def note_trainings() -> list[bool]:
+    """Returns a list to which each later `Estimator.train` that ends adds True."""
     trained = []
 
     def noting(original: Callable) -> Callable:
         def train(estimator, *args, **kwargs):
-            trained.append(estimator)
-            return original(estimator, *args, **kwargs)
+            result = original(estimator, *args, **kwargs)
+            trained.append(True)
+            return result
 
         return train
 

@@ -145,7 +145,7 @@ def _measure(model: str, micro_batches: int) -> float:
         config = tf.estimator.RunConfig(folder, save_summary_steps=None)
         estimator = tf.estimator.Estimator(model_fn, config=config)
         estimator.train(input_fn, steps=_UPDATES)
-    return peak_bytes()[MODEL] / 1e6
+    return peak_bytes().get(MODEL, 0) / 1e6
 
 
 def _logits(tf, share_table, model: str, features):

@@ -71,7 +71,7 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
         f"see {_listed(causes)}{remedy}"
     )
     if whole < _SAID * total:
-        _logger.info(line)
+        _logger.info("%s", line)
     else:
         write_line(line, _logger)
 

@@ -246,7 +246,7 @@ def check_guards(batch: WholeBatch, views: list[View]) -> dict:
 
 
 def find_rows(
-    batch: WholeBatch, targets: list[tf.Tensor], mixed: list[tf.Tensor]
+    batch: WholeBatch, targets: list[tf.Tensor], mixed: list[tf.Tensor], fed: set
 ) -> list[tuple[tf.Tensor, int | None]]:
     """Returns tensors from whose values in micro-batches others are computed.
 
@@ -254,6 +254,7 @@ def find_rows(
         batch: The batch.
         targets: The others, for the whole batch.
         mixed: Tensors that belong to no example.
+        fed: References of tensors that are fed for the whole batch, such as its loss.
 
     Returns:
         Pairs (rows, their axis), and (summary of a histogram of rows, None).
@@ -261,11 +262,11 @@ def find_rows(
     view = View(batch, targets, mixed, can_check=False)
     histograms = {
         operation.outputs[0].ref(): None
-        for operation in Border(view, targets).operations
+        for operation in Border(view, targets, values=fed).operations
         if operation.type == "HistogramSummary"
         if view.is_frontier(operation.inputs[1]) and context_of(operation) is None
     }
-    frontier = Border(view, targets, values=histograms).frontier
+    frontier = Border(view, targets, values=fed | histograms.keys()).frontier
     rows = [(tensor, view.state(tensor).axis) for tensor in frontier]
     return rows + [(summary.deref(), None) for summary in histograms]
 

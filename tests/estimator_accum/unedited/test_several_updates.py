@@ -217,6 +217,18 @@ def _fetched_update(features, labels, mode, *, has_step=True, is_loss=False):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+def test_a_summary_of_a_variable_is_from_before_all_updates(tmp_path):
+    def model_fn(features, labels, mode):
+        spec = _fetched_update(features, labels, mode)
+        v1.summary.scalar("norm", tf.norm(variable("a", 4, 2)))  # beside the loss
+        return spec
+
+    train(microbatch_model_fn(model_fn, 2), tmp_path, _input_fn)
+    (_, _, norm), *_ = read_scalars(tmp_path, "norm")
+    start = tf.train.load_variable(str(tmp_path / "model.ckpt-0"), "a")
+    np.testing.assert_allclose(norm, np.linalg.norm(start), 1e-6)
+
+
 class _ReadsBehind(v1.train.SessionRunHook):
     """Records a variable that it reads behind an update."""
 
