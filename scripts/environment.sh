@@ -69,6 +69,7 @@ prepare_environment() {
 install() {
     _into=$1
     shift
+    _options=$("$_into" -m pip config list 2>/dev/null | sort)
     [ -z "${PIP_NO_INDEX:-}$(_option_of_pip no-index)" ] &&
         "$_into" -m pip install --disable-pip-version-check -qq uv &&
         UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(_option_of_pip index-url)}} \
@@ -80,8 +81,8 @@ install() {
 
 # _option_of_pip NAME: its value in pip's files; that for `install` counts, if there is one.
 _option_of_pip() {
-    "$_into" -m pip config list 2>/dev/null | sort | sed -n \
-        -e "s/^global[.]$1='\(.*\)'\$/\1/p" -e "s/^install[.]$1='\(.*\)'\$/\1/p" | tail -n 1
+    printf '%s\n' "$_options" | sed -n -e "s/^global[.]$1='\(.*\)'\$/\1/p" \
+        -e "s/^install[.]$1='\(.*\)'\$/\1/p" | tail -n 1
 }
 
 # pick_python: sets `python`: $PYTHON, or the first suitable one of PATH, pyenv and uv.

@@ -17,7 +17,7 @@ _PYTHON = """#!/bin/sh
 case "$1 $2" in
     "-c "*version_info*) echo {version} ;;
     "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "venv {version}" >>"$log" ;;
-    "-m pip") [ "$3" != config ] || {{ echo "${{PIP_OPTIONS:-}}"; exit; }}
+    "-m pip") [ "$3" != config ] || {{ echo "${{PIP_OPTIONS:-}}"; echo >>"$log.config"; exit; }}
         echo "pip {version}" >>"$log"
         [ "${{NO_PIP:-}}" != {version} ] || exit 3
         exit "${{PIP_CODE:-0}}" ;;
@@ -115,13 +115,14 @@ def test_an_environment_is_made_once(run, pythons, variable, version):
     assert log.endswith("scripts/quickstart_demo.py --output_dir here\n")
 
 
-def test_uv_installs_from_the_index_of_pip_and_under_its_constraints(run):
+def test_uv_installs_from_the_index_of_pip_and_under_its_constraints(run, tmp_path):
     options = [":env:.index-url='https://d'", "install.index-url='https://a'"]
     options += ["global.extra-index-url='https://b'", "install.constraint='/c.txt'"]
     options += ["global.index-url='https://b'", "wheel.constraint='/d.txt'"]
     options = 'PIP_OPTIONS="' + "\n".join(options) + '"'
     *_, log = run(_BOTH, f"{options} ONLY_PYTHON=3.12 scripts/test")
     assert "\nuv 3.12 https://a /c.txt\n" in log
+    assert (tmp_path / "log.config").read_text() == "\n"  # pip is asked once
     options += " PIP_INDEX_URL=https://d"
     *_, log = run({}, f"{options} ONLY_PYTHON=3.11 scripts/test")
     assert "\nuv 3.11 https://d /c.txt\n" in log
