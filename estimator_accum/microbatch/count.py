@@ -124,6 +124,20 @@ class MicroBatchCount:
         can_recompute = self.can_recompute and not self.recompute
         return self.value >= rows and not can_recompute
 
+    def describe(self, rows: list[int]) -> str:
+        """Returns how a batch is split.
+
+        Args:
+            rows: Its examples, for each replica.
+        """
+        size = -(-max(rows) // self.value)
+        count = -(-max(rows) // size)
+        most = "" if {size * count} == {*rows} else "at most "
+        return (
+            f"{sum(rows):,} = {most}{size:,} example{'s' * (size > 1)} x {count:,} "
+            f"micro-batch{'es' * (count > 1)}{f' x {len(rows)} replicas' * (len(rows) > 1)}"
+        )
+
     def increase(self, rows: int, place: str) -> None:
         """Doubles the number, or recomputes, after memory ran out; or ends a trial.
 

@@ -303,16 +303,9 @@ class TrainingHook(MicroBatchHook):
 
     def _described_batch(self) -> str:
         rows = self._runner.rows
-        size = -(-max(rows) // self._count.value)
-        count = -(-max(rows) // size)
-        is_even = {size * count} == set(rows)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         name = "effective batch" if replicas == len(rows) else "batch of this task"
-        return (
-            f"{name} {sum(rows):,} = {'' if is_even else 'at most '}{size:,} "
-            f"example{'s' * (size > 1)} x {count:,} "
-            f"micro-batch{'es' * (count > 1)}{f' x {len(rows)} replicas' * (len(rows) > 1)}"
-        )
+        return f"{name} {self._count.describe(rows)}"
 
     def _summarize(self) -> None:
         if self._summary_dir is None:

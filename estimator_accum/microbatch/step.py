@@ -663,21 +663,11 @@ class _Trace:
         if value == self._was:
             return
         self._was = value
-        rows = [n for runner in self._runners[:1] for n in runner.rows]
-        line = f"micro-batches: at {place}: {' + '.join(map(str, rows))} = "
-        if value == 1:
-            write_line(f"{line}1 micro-batch; the model runs as unsplit", _logger)
-            return
-        size = -(-max(rows) // value)
-        count = -(-max(rows) // size)
-        most = "" if {size * count} == {*rows} else "at most "
-        runs = _describe_runs([len(_passes_of(phase)) for phase in self._phases])
-        write_line(
-            f"{line}{most}{size} example{'s' * (size > 1)} x {count} "
-            f"micro-batch{'es' * (count > 1)}{f' x {len(rows)} replicas' * (len(rows) > 1)};"
-            f" the model runs {runs}",
-            _logger,
-        )
+        passes = [len(_passes_of(phase)) for phase in self._phases]
+        runs = "as unsplit" if value == 1 else _describe_runs(passes)
+        split = self._count.describe(self._runners[0].rows)
+        line = f"micro-batches: at {place}: {split}; the model runs {runs}"
+        write_line(line, _logger)
 
 
 def _describe_runs(passes: list[int]) -> str:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from estimator_accum import batch_mean, make_accumulating_train_op
-from estimator_accum.microbatch.count import is_out_of_memory
+from estimator_accum.microbatch.count import MicroBatchCount, is_out_of_memory
 from tests.helpers.models import little_memory
 from tests.helpers.models.microbatch_runs import (
     by_train_op,
@@ -196,6 +196,18 @@ def _exhausted(message):
 )
 def test_what_counts_as_out_of_memory(error, is_memory):
     assert is_out_of_memory(error) is is_memory
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([4000], "4,000 = 1,000 examples x 4 micro-batches"),
+        ([5, 3], "8 = at most 2 examples x 3 micro-batches x 2 replicas"),
+        ([1, 1], "2 = 1 example x 1 micro-batch x 2 replicas"),
+    ],
+)
+def test_a_split_is_described_by_what_runs(rows, sentence):
+    assert MicroBatchCount(4).describe(rows) == sentence
 
 
 class _Script:

@@ -1270,7 +1270,7 @@ def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs
 def test_a_batch_that_auto_does_not_split_is_said_to_be_one(capsys):
     kernel = _weights(6, 3)
     microbatch_step(lambda x: _gradient(kernel, x))(_X)
-    said = "at step 1: 23 = 1 micro-batch; the model runs as unsplit"
+    said = "at step 1: 23 = 23 examples x 1 micro-batch; the model runs as unsplit"
     assert said in capsys.readouterr().err
 
 
