@@ -26,7 +26,6 @@ from estimator_accum.microbatch.own_optimizer.head import Copies, View, of_batch
 from estimator_accum.microbatch.own_optimizer.missing_rows import add_missing_rows
 from estimator_accum.microbatch.own_optimizer.patches import Request, source_of
 from estimator_accum.microbatch.own_optimizer.refusals import (
-    check_first_order,
     check_not_repeated,
     check_outside,
     check_shapes,
@@ -98,8 +97,6 @@ class Interception:
                 else:
                     stack.enter_context(tf.init_scope())
             of_micro_batch = of_batch(self.batch)
-            if self.calls:
-                check_first_order(ys)
             check_shapes(self.batch)
             places = [i for i, op in enumerate(sources) if op not in of_micro_batch]
             self.is_used |= bool(places)
