@@ -12,6 +12,19 @@ from estimator_accum.microbatch.work import Turn, Work
 from estimator_accum.microbatch.writes import snapshot
 
 
+class Refusal(NamedTuple):
+    """A fact that a split batch relies on; an operation fails where it does not hold.
+
+    Attributes:
+        guard: The fact, with its `sentence`.
+        is_of_model: Whether the operation is the model's, so that it fails in a batch
+            that is not split as it does without this library.
+    """
+
+    guard: Any
+    is_of_model: bool
+
+
 class ReplicaBatch(NamedTuple):
     """All that a runner feeds, fetches and runs.
 
@@ -24,7 +37,7 @@ class ReplicaBatch(NamedTuple):
         reported: (tensor, result) pairs: tensors of the micro-batch with whose values
             for the batch the train op is fed, and the results of these after the last
             pass. If one micro-batch is the batch, its own are fetched with it.
-        refusals: Operations that fail if a batch cannot be split, and the sentences.
+        refusals: Operations that fail if a batch cannot be split, and the reasons.
         constants: Names of features that may belong to no example, and must not then be
             as many as the examples of a batch that is split.
         spot_check: Check before the first update; None if there is nothing to check.
@@ -36,7 +49,7 @@ class ReplicaBatch(NamedTuple):
     snapshot: Sequence[tf.Operation]
     lasting: Sequence[tf.Operation]
     reported: Sequence[tuple[tf.Tensor, tf.Tensor]]
-    refusals: Mapping[tf.Operation, str]
+    refusals: Mapping[tf.Operation, Refusal]
     constants: Sequence[str]
     spot_check: Any
 

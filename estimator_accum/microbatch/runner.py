@@ -228,11 +228,10 @@ class BatchRunner:
         """Raises ValueError if an operation failed that says that nothing can be split."""
         is_split = self._count.value > 1 and max(self.rows) > 1
         for replica in self._replicas:
-            for operation, sentence in replica.refusals.items():
-                # A lookup that fails in a batch that is not split fails without us, too.
-                may_refuse = is_split or operation.type == "Assert"
+            for operation, (guard, is_of_model) in replica.refusals.items():
+                may_refuse = is_split or not is_of_model
                 if may_refuse and has_failed(operation, error):
-                    raise ValueError(sentence) from error
+                    raise ValueError(guard.sentence) from error
 
     def _check_can_retry(self, place: str, error: Exception | None = None) -> None:
         """Raises ValueError if no roll back undoes a change by micro-batches."""

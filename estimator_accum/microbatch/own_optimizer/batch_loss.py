@@ -31,8 +31,7 @@ def loss_of_batch(batch: WholeBatch, loss: tf.Tensor) -> tuple[tf.Tensor, dict]:
         copies, view = Copies(batch, is_early=False), View(batch, [loss])
         (value,) = copies.make(view, [loss])
     value.set_shape(loss.shape)
-    guards = check_guards(batch, [view])
-    return value, {operation: guard.sentence for operation, guard in guards.items()}
+    return value, check_guards(batch, [view])
 
 
 def check_declared(batch: WholeBatch, loss: tf.Tensor) -> None:

@@ -40,6 +40,7 @@ from estimator_accum.microbatch.collecting import (
     collect_moments,
     running_sum,
 )
+from estimator_accum.microbatch.replica import Refusal
 from estimator_accum.microbatch.work import Turn
 from estimator_accum.rows.analysis import Analysis
 from estimator_accum.rows.declaration import MOMENTS_ATTRIBUTE
@@ -226,10 +227,10 @@ def of_batch(batch: WholeBatch) -> set[tf.Operation]:
     return users | {tensor.op for tensor in slices}
 
 
-def check_guards(batch: WholeBatch, views: list[View]) -> dict:
-    """Returns operations that fail where the analysis took a wrong fact, and the facts.
+def check_guards(batch: WholeBatch, views: list[View]) -> dict[tf.Operation, Refusal]:
+    """Returns the facts of the analysis by operations that fail where they do not hold.
 
-    Every micro-batch runs them. One that is the whole batch relies on few facts.
+    Every micro-batch runs these. One that is the whole batch relies on few facts.
     """
     checks = {}
     for guard in distinct(g for view in views for g in view.analysis.guards):
@@ -238,10 +239,11 @@ def check_guards(batch: WholeBatch, views: list[View]) -> dict:
             with of_strings():
                 check = tf.raw_ops.Assert(condition=holds, data=["row"])
             batch.works.add(micro_ops=[check])
-            checks[check] = guard
+            checks[check] = Refusal(guard, is_of_model=False)
             # A lookup outside of the table fails beside its check.
             if isinstance(guard, OwnRows):
-                checks |= dict.fromkeys(guard.lookups, guard)
+                lookup = Refusal(guard, is_of_model=True)
+                checks |= dict.fromkeys(guard.lookups, lookup)
     return checks
 
 

@@ -94,16 +94,16 @@ class Model:
         make_repeatable(rows, "Rows of examples that the loss combines")
         derivations = [call.derivation for call in calls if call.derivation.rows]
         views = [values.view, *(call.derivation.view for call in calls)]
-        guards = check_guards(batch, views)
+        refusals = check_guards(batch, views)
         # Those that it looks at are not the last examples of their batch.
         looked = [
-            op for op, guard in guards.items() if not isinstance(guard, LastEntry)
+            op for op, r in refusals.items() if not isinstance(r.guard, LastEntry)
         ]
         spot_check = SpotCheck(batch, derivations, values.collected, looked)
         report_activations(values.view, self._of_batch(losses))
         return {
             "reported": values.pairs,
-            "refusals": {op: guard.sentence for op, guard in guards.items()},
+            "refusals": refusals,
             "spot_check": spot_check,
         }
 
