@@ -477,6 +477,30 @@ def test_a_model_fn_reads_none_if_it_computes_with_the_same_numbers(power):
     assert sizes[-1] == (8 if power else None)
 
 
+def _claimed(rows):
+    values = tf.numpy_function(lambda x: x**2, [rows], tf.float64)
+    values.set_shape([rows.shape[0], 3])
+    return tf.reshape(values, [-1])
+
+
+def _normalized(rows):
+    """Has gradients that TensorFlow tiles if the shape is static, and else broadcasts."""
+    return tf.nn.l2_normalize(v1.layers.dense(rows, 3), 1)
+
+
+@pytest.mark.parametrize("layer", [_claimed, _normalized])
+def test_shapes_that_one_graph_knows_make_no_other_expressions(layer):
+    sizes = []
+
+    def loss(errors, x, n):
+        sizes.append(x.shape[0])
+        rows = layer(tf.reshape(x, [x.shape[0] or tf.shape(x)[0], 3]))
+        return tf.reduce_mean(errors) + tf.reduce_mean(rows)
+
+    build(_model_fn(loss), _BATCH)
+    assert sizes == [None, 8, None]
+
+
 class _Scale:
     def __init__(self, n):
         self.n = n
