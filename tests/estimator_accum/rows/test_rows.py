@@ -13,6 +13,7 @@ from estimator_accum.rows.declaration import per_example
 from estimator_accum.rows.entries import states_of_ragged, states_of_sparse
 from estimator_accum.rows.rules.elementwise import ELEMENTWISE
 from estimator_accum.rows.rules.table import RULES
+from estimator_accum.rows.sizes import N, Size
 from estimator_accum.rows.states import MIXED
 from tests.helpers.oracles.rule_inputs import NEEDED
 
@@ -1295,6 +1296,21 @@ def test_a_function_that_is_made_later_is_looked_into():
         noise = tf.function(lambda: tf.random.uniform([]))()
         assert analysis.analyze_further([noise])
         assert analysis.state(noise) == MIXED
+
+
+def test_a_size_that_a_rule_asks_for_too_early_is_found_anew():
+    """The rule of a sum by numbers looks for zeros that are added behind it."""
+    with tf.Graph().as_default():
+        ids = v1.placeholder(tf.int32, [None, 5], "ids")
+        words, rows = _even(ids), tf.abs(ids)
+        sums, size = (
+            tf.math.segment_sum(words.values, words.indices[:, 0]),
+            tf.shape(rows),
+        )
+        zeros = tf.zeros(size[:1] - tf.shape(sums), tf.int64)
+        analysis = Analysis([ids])
+        analysis.analyze([tf.concat([sums, zeros], 0), rows])
+        assert [*analysis.value(size)] == [N, Size(5)]
 
 
 def test_values_of_a_ragged_part_are_in_the_order_of_examples():
