@@ -6,9 +6,11 @@ import logging
 import os
 import pathlib
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_finetune import report
 from bert_finetune.evaluations import EVALUATIONS
@@ -89,6 +91,14 @@ def test_peak_memory_is_that_of_this_process():
     rows = [line.split() for line in lines]
     [peak] = [int(row[1]) * 1024 for row in rows if row[0] == "VmHWM:"]
     assert peak_bytes()["the process"] == pytest.approx(peak, rel=0.2)
+
+
+@pytest.mark.parametrize("peak", [0, 5])
+def test_a_peak_of_tensors_that_are_not_counted_is_left_out(peak, monkeypatch):
+    info = mock.Mock(return_value={"peak": peak})
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
+    assert peak_bytes().get("the model") == (peak or None)
 
 
 def _plot(folder, has_trained=True) -> str:

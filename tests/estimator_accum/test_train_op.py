@@ -330,6 +330,15 @@ def test_an_argument_that_cannot_be_is_refused(options, error, sentence):
             AccumulatingOptimizer(**arguments).minimize(loss)
 
 
+def test_the_global_step_in_the_place_of_a_number_is_refused():
+    _, _, loss = _linear_loss()
+    step = v1.train.get_or_create_global_step()
+    with pytest.raises(
+        TypeError, match="Pass a number of Python, or global_step by its"
+    ):
+        make_accumulating_train_op(loss, sgd(), step)
+
+
 def test_a_variable_of_unknown_shape_is_refused():
     x = v1.Variable([1.0], shape=[None], name="x", use_resource=True)
     with pytest.raises(ValueError, match=r"static shape\. Received: x:0 of shape \(No"):

@@ -1046,6 +1046,12 @@ def test_other_models_are_refused(keras):
         microbatch(_built(keras, keras.layers.Dense(1)))
 
 
+def test_a_module_of_the_users_may_have_the_name_of_keras():
+    refused = pytest.raises(TypeError, match="must be a keras.Model. Received: 5")
+    with mock.patch.dict("sys.modules", tf_keras=object()), refused:
+        microbatch(5)
+
+
 def _model(keras, micro_batches="auto", loss="mse", constraint=None):
     keras.utils.set_random_seed(1)
     dropout = keras.layers.Dropout(0.3)

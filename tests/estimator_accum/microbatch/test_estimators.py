@@ -251,8 +251,11 @@ def test_accumulators_are_in_no_collection(tmp_path):
 def test_wrong_arguments_are_named(error, arguments, message):
     with pytest.raises(error, match=message):
         microbatch_model_fn(make_model_fn(by_train_op("sgd")), **arguments)
-    with pytest.raises(TypeError, match="`model_fn` must be a function.*Received: 5"):
-        microbatch_model_fn(5)
+    for wrong in (5, tf.estimator.DNNClassifier):
+        with pytest.raises(
+            TypeError, match=f"`model_fn` must .* Received: {wrong}. Pa"
+        ):
+            microbatch_model_fn(wrong)
 
 
 # 5 batches, the last of which is short.

@@ -18,6 +18,7 @@ from tests.helpers.models.microbatch_runs import (
     hidden_layer,
     make_data,
     output_layer,
+    save_step,
     spec_of,
 )
 from tests.helpers.processes import legacy_runs
@@ -98,14 +99,23 @@ def _counted(hidden, labels):
 
 
 @pytest.fixture
-def check(monkeypatch, own_sessions, capsys, tmp_path):
+def begin(monkeypatch, own_sessions):
+    """Returns a function that has trainings compared during the test."""
+
+    def check(*arguments):
+        for place in (internals.train_of_estimator(), internals.call_of_train()):
+            monkeypatch.setattr(*place, getattr(*place))
+        return check_instead_of_training(2, *arguments, is_forced=True)
+
+    return check
+
+
+@pytest.fixture
+def check(begin, capsys, tmp_path):
     """Returns a function that gives (exit code, output) for a model_fn."""
-    places = internals.train_of_estimator(), internals.call_of_train()
 
     def run(model_fn, input_fn=_input_fn, precision="float32") -> tuple[int, str]:
-        for place in places:
-            monkeypatch.setattr(*place, getattr(*place))
-        check_instead_of_training(2, precision, is_forced=True)
+        begin(precision)
         estimator = tf.estimator.Estimator(model_fn, str(tmp_path))
         with pytest.raises(SystemExit) as ended:
             estimator.train(input_fn, max_steps=100)
@@ -240,6 +250,18 @@ def test_the_command_ends_where_training_would_begin(tmp_path):
     assert done.returncode == 0, done.output
     assert "trained" not in done.stdout + done.stderr
     assert done.stdout.endswith("verdict: equal up to rounding, all 2 variables\n")
+
+
+def test_a_finished_training_has_no_verdict(begin, tmp_path, capsys):
+    exit_code = begin()
+    save_step(tmp_path)
+    estimator = tf.estimator.Estimator(_model_fn(_mean), str(tmp_path))
+    estimator.train(_input_fn, max_steps=1)
+    assert exit_code() == 1
+    said = (
+        "no verdict: the Estimator is trained already, up to its last step. Give it an"
+    )
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_effect_of_a_precision_is_printed_and_does_not_decide(check):

@@ -20,6 +20,7 @@ from tests.helpers.models.microbatch_runs import (
     INPUT,
     make_model_fn,
     plain,
+    save_step,
     train,
     variables_of,
     word_columns,
@@ -459,15 +460,20 @@ def test_a_script_that_trains_nothing_is_told_at_its_end(_cut, capsys):
 
 def test_a_finished_training_is_no_error(_cut, tmp_path, capsys):
     model_fn = make_model_fn(plain("sgd"))
-    with v1.Graph().as_default() as graph:  # a checkpoint of the last step
-        v1.train.create_global_step(graph).assign(1)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            session.run(v1.assign(v1.train.get_global_step(), 1))
-            v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    save_step(tmp_path)
     tf.estimator.Estimator(model_fn, str(tmp_path)).train(INPUT, max_steps=1)
     assert _cut() == 0
     assert "trained no Estimator" not in capsys.readouterr().err
+
+
+def test_a_training_that_fails_is_not_finished(_cut, tmp_path, capsys):
+    def fail():
+        raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        tf.estimator.Estimator(make_model_fn(plain("sgd")), str(tmp_path)).train(fail)
+    assert _cut() == 1
+    assert "trained no Estimator" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_sessions", "fresh_graph")

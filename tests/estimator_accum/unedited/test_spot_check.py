@@ -269,6 +269,23 @@ def test_some_batches_are_looked_at_by_no_more_examples_than_a_micro_batch_has(
     assert not looks
 
 
+@pytest.mark.parametrize(("most", "numbers"), [(3, [4, 2, 2]), (1, [4, 2])])
+def test_memory_that_runs_out_in_a_look_has_fewer_examples_looked_at(
+    most, numbers, monkeypatch, caplog
+):
+    looks = []
+
+    def compare(self, look, is_scaled, random):
+        looks.append((look.number, look.is_noisy))
+        if look.number > most:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    monkeypatch.setattr(spot_check.SpotCheck, "_compare", compare)
+    train(cut(_model_fn(_moved, lambda x: x), 4), _batch(late=0), updates=1)
+    assert looks == [(number, True) for number in numbers]
+    assert ("two examples do not fit in memory together" in caplog.text) == (most == 1)
+
+
 def _log_of_a_probability(x):
     return tf.math.log(1 / (1 + tf.exp(-x))) + tf.math.log(
         tf.abs(x) ** 0 * x[:, :1] ** 2

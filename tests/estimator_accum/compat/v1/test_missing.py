@@ -101,11 +101,18 @@ def test_list_runs_nothing(content, code, printed, folder, monkeypatch, capsys):
     assert re.search(printed, capsys.readouterr().out)
 
 
-def test_list_needs_scripts(capsys):
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--v1", "--list", "no_such.py"], "--list must be followed by Python scripts"),
+        (["--list", __file__], "--list needs --v1. Run: estimator-accum compat --v1 -"),
+    ],
+)
+def test_list_needs_scripts(flags, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
-        __main__.main(["--v1", "--list", "no_such.py"])
+        __main__.main(flags)
     assert ended.value.code == 2
-    assert "--list must be followed by Python scripts" in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.fixture
