@@ -102,17 +102,25 @@ def microbatch_step(
             micro-batch in a way that several cannot replace, or one example does not fit
             in memory.
     """
-    if not callable(step) or isinstance(step, type):
-        raise TypeError(
-            "`step` must be a function of a batch. Received: "
-            f"{step!r}. Pass the function that computes gradients and applies them."
-        )
+    _check_step(step)
     is_auto = isinstance(micro_batches, str) and micro_batches == "auto"
     remedy = "Use 1 to split no batch."
     check_count("micro_batches", 1 if is_auto else micro_batches, remedy, " or 'auto'")
     check_batch_norm(batch_norm)
     count = MicroBatchCount(None if is_auto else int(micro_batches))
     return Step(step, count, batch_norm)
+
+
+def _check_step(step) -> None:
+    remedy = "Pass the function that computes gradients and applies them."
+    roots = {kind.__module__.split(".")[0] for kind in type(step).__mro__}
+    if roots & {"keras", "tf_keras"}:  # it would compute, but train nothing
+        remedy += " For `fit` there is estimator_accum.keras.microbatch(model)."
+    elif callable(step) and not isinstance(step, type):
+        return
+    raise TypeError(
+        f"`step` must be a function of a batch. Received: {step!r}. {remedy}"
+    )
 
 
 def python_of(function: Callable) -> Callable:

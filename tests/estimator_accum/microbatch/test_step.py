@@ -1294,6 +1294,26 @@ def test_a_step_that_each_batch_traces_anew_is_said_to_be(caplog):
     assert caplog.text.count("the step was traced for 5 of 5 batches") == 1
 
 
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: 5,
+            "Received: 5. Pass the function that computes gradients and .* them",
+        ),
+        (lambda: _Trainer, "Received: <class .* Pass the function that computes grad"),
+        (lambda: tf.keras.layers.Dense(1), "Received: <.* For `fit` there is estim"),
+        (
+            lambda: tf.keras.Sequential(),
+            "Received: <.* For `fit` there is estimator_ac",
+        ),
+    ],
+)
+def test_anything_but_a_function_of_a_batch_is_refused(make, sentence):
+    with pytest.raises(TypeError, match=f"`step` must be a function .* {sentence}"):
+        microbatch_step(make(), 2)
+
+
 def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):
     step = tf.function(lambda x: 2 * x, jit_compile=True)
     microbatch_step(step, 1)
