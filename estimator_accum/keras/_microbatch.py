@@ -160,7 +160,7 @@ class _Function:
         def step(data):
             return function([data] if takes_list else iter([data]))
 
-        step.__name__ = name
+        step.__name__ = name.replace("function", "step")
         # As Keras 2 has it, and as Keras 3.
         step = tf.function(step, autograph=not functions.is_3, reduce_retracing=True)
         self.step = functions.make_step(step)

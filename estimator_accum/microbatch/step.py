@@ -252,7 +252,8 @@ class Step:
             self._last.release()
         self._last = trace
         number, self._number = self._number, self._number + 1
-        return trace.run(batch.values, number)
+        name = getattr(self._step, "__name__", type(self._step).__name__)
+        return trace.run(batch.values, number, f"step {number} of {name}")
 
     def _warn_of_many_traces(self) -> None:
         """Warns once if most of the first batches are traced anew, as tf.function does."""
@@ -636,16 +637,17 @@ class _Trace:
         flat = tf.nest.flatten(self._results, expand_composites=True)
         return [result for result in flat if result is not None]
 
-    def run(self, values: list[dict], number: int):
+    def run(self, values: list[dict], number: int, place: str):
         """Runs a batch; returns the step's results.
 
         Args:
             values: For each replica, tensors of the batch by name.
             number: Number of the batch.
+            place: Name of the batch in messages.
         """
         flat = tf.nest.flatten(values, expand_composites=True)
         inputs = dict(zip(self._inputs, flat, strict=True)) | {self._number: number}
-        place, results, reported = f"step {number}", {}, {}
+        results, reported = {}, {}
         for phase, runner in zip(self._phases, self._runners, strict=True):
             earlier = {t.name: reported[t.name] for t in phase.earlier}
             executor = Feeding(self._functions.run, inputs | earlier)

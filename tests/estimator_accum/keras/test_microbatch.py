@@ -114,7 +114,7 @@ def test_the_first_step_says_how_often_the_model_runs(keras, loss, capsys):
     runs = {"twice": "twice: its loss or a layer compares examples"}.get(
         _RUNS[loss], "once"
     )
-    said = f"10 = at most 4 examples x 3 micro-batches; the model runs {runs}\n"
+    said = f"train_step: 10 = at most 4 examples x 3 micro-batches; the model runs {runs}\n"
     assert capsys.readouterr().err.count(said) == 1
 
 

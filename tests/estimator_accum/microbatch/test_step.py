@@ -1264,13 +1264,14 @@ def test_several_threads_may_call_a_step():
 def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs):
     step, _, arguments = make()
     microbatch_step(step, 4)(*arguments)
-    assert f"at step 1: 23 = at most 6 examples x {runs}" in capsys.readouterr().err
+    line = f"at step 1 of {step.__name__}: 23 = at most 6 examples x {runs}"
+    assert line in capsys.readouterr().err
 
 
 def test_a_batch_that_auto_does_not_split_is_said_to_be_one(capsys):
     kernel = _weights(6, 3)
     microbatch_step(lambda x: _gradient(kernel, x))(_X)
-    said = "at step 1: 23 = 23 examples x 1 micro-batch; the model runs as unsplit"
+    said = "at step 1 of <lambda>: 23 = 23 examples x 1 micro-batch; the model runs as"
     assert said in capsys.readouterr().err
 
 
