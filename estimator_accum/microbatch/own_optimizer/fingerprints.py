@@ -87,10 +87,10 @@ def of_rows(tensor: tf.Tensor, axis: int) -> Fingerprint:
             before, behind = (
                 tf.reduce_prod(s) for s in (shape[:axis], shape[axis + 1 :])
             )
-            numbers = before * behind
-            value = tf.reshape(value, [before, -1])
+            numbers, rows = before * behind, shape[axis]
+            value = tf.reshape(value, [before, rows * behind])
             value = tf.matmul(_random(before, value.dtype), value, transpose_a=True)
-            value = tf.reshape(value, [_PRODUCTS, -1, behind])
+            value = tf.reshape(value, [_PRODUCTS, rows, behind])
             value *= tf.transpose(_random(behind, value.dtype))[:, None]
             products = tf.transpose(tf.reduce_sum(value, 2))
         else:

@@ -407,8 +407,7 @@ class SpotCheck:
         numbers = look.session.run([tensor for tensor, _ in draws], feeds)
         for (tensor, axis), value in zip(draws, numbers, strict=True):
             if blocks := self._blocks.get(tensor.name):  # of all examples
-                value = np.asarray(value)
-                value, axis = value.reshape(blocks, -1, *value.shape[1:]), 1
+                value, axis = np.stack(np.split(np.asarray(value), blocks)), 1
             values[tensor.name] = value, axis, 1
 
     def _lengths(self, look: _Look, place: int, values: dict) -> dict[str, int]:
@@ -438,7 +437,7 @@ class SpotCheck:
                 factors = np.where(are_others[span], factor, 1).repeat(width)
                 part = part * factors.reshape(shape).astype(part.dtype)
             if name in self._blocks:
-                part = part.reshape(-1, *part.shape[2:])
+                part = np.concatenate(part)
             feeds[name] = part
         return feeds
 

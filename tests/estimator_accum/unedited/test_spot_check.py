@@ -286,6 +286,27 @@ def test_memory_that_runs_out_in_a_look_has_fewer_examples_looked_at(
     assert ("two examples do not fit in memory together" in caplog.text) == (most == 1)
 
 
+def _empty_rows_along_another_axis(features, weights, through):
+    rows = tf.transpose(features["x"] @ weights)[:, :, None]
+    return tf.reduce_sum(tf.reduce_sum(rows[:, :, :0], 1) ** 2)
+
+
+def _empty_draws_of_two_blocks(features, weights, through):
+    rows = tf.concat([features["x"]] * 2, 0) @ weights[:, :0]
+    rows += tf.random.normal(tf.shape(rows), dtype=rows.dtype)
+    return tf.reduce_sum(rows @ tf.transpose(rows))
+
+
+@pytest.mark.parametrize(
+    "loss_of", [_empty_rows_along_another_axis, _empty_draws_of_two_blocks]
+)
+def test_rows_without_a_number_are_looked_at(loss_of):
+    def loss(*arguments):
+        return _moved(*arguments) + loss_of(*arguments)
+
+    train(cut(_model_fn(loss, lambda x: x)), _batch(late=0), updates=1)
+
+
 def _log_of_a_probability(x):
     return tf.math.log(1 / (1 + tf.exp(-x))) + tf.math.log(
         tf.abs(x) ** 0 * x[:, :1] ** 2
