@@ -133,6 +133,8 @@ def collect_moments(
 
         mean += s * c
         variance += s * (variance_i - variance) + s * (1 - s) * c ** 2
+
+    On a replica without examples both are NaN, as those of none.
     """
     with tf.device("/cpu:0"):
         dtypes = [moments.mean.dtype, moments.variance.dtype, tf.int64]
@@ -155,17 +157,25 @@ def collect_moments(
         values = mean, variance, total
         writes = [slot.write(v) for slot, v in zip(slots, values, strict=True)]
         with tf.control_dependencies(None):
-            zeros = [
-                slot.write(tf.zeros([], dtype))
-                for slot, dtype in zip(slots, dtypes, strict=True)
+            nothing = [
+                slot.write(_of_nothing(value))
+                for slot, value in zip(slots, of_part, strict=True)
             ]
         (mean, variance, number), done = _read_later(batch, turn, slots, writes)
         if moments.is_corrected:
             variance *= _correction(number, variance.dtype)
     mean.set_shape(moments.mean.shape)
     variance.set_shape(moments.variance.shape)
-    batch.works.add(turn, micro_ops=writes, initialize=zeros, done=done)
+    others = {"empty": nothing, "initialize": nothing}
+    batch.works.add(turn, micro_ops=writes, done=done, **others)
     return mean, variance
+
+
+def _of_nothing(value: tf.Tensor) -> tf.Tensor:
+    """Returns NaN in place of each number of a mean or variance; 0 for an integer."""
+    sizes = [n or 0 for n in value.shape.as_list()] if value.shape.rank else []
+    number = float("nan") if value.dtype.is_floating else 0
+    return tf.fill(sizes, tf.constant(number, value.dtype))
 
 
 def _correction(number: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -14,7 +14,10 @@ from estimator_accum import (
     microbatch_step,
 )
 from estimator_accum.keras import microbatch
+from estimator_accum.microbatch.batch import WholeBatch
+from estimator_accum.microbatch.collecting import Moments, collect_moments
 from estimator_accum.microbatch.own_optimizer import fed_moments
+from estimator_accum.microbatch.work import Turn
 from tests.helpers.models.microbatch_runs import spec_of
 
 v1 = tf.compat.v1
@@ -595,3 +598,18 @@ def test_gradients_beside_fed_moments_have_little_rounding_far_from_zero(
     sums = [np.sum(x, axes) for x in (arriving * normalized, arriving)]
     for array, right in zip(ours, (*expected, *sums), strict=True):
         np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-4)
+
+
+def test_moments_on_a_replica_without_examples_are_those_of_none():
+    with tf.Graph().as_default(), v1.Session() as session:
+        batch = WholeBatch({"features": tf.constant(_ROWS), "labels": None}, "mean")
+        x, feeds = batch.sliced["features"], batch.feeds(0, 23, 23, 1, False)
+        mean, variance = tf.nn.moments(x, [0], keepdims=True)
+        both = collect_moments(batch, Turn.LAST, Moments(x, mean, variance, False))
+        total = batch.works.total
+        session.run([batch.stage, total.initialize])
+        session.run(total.micro_ops, feeds)
+        wanted = [_ROWS.mean(0, keepdims=True), _ROWS.var(0, keepdims=True)]
+        np.testing.assert_allclose(session.run(both), wanted, rtol=1e-12)
+        session.run(total.empty)
+        np.testing.assert_array_equal(session.run(both), np.full([2, 1, 4], np.nan))
