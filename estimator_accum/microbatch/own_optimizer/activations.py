@@ -13,6 +13,7 @@ from estimator_accum.graph.names import (
     is_any_draw,
 )
 from estimator_accum.graph.walks import data_ancestors, data_descendants
+from estimator_accum.microbatch.own_optimizer.batch_norm import is_normalization
 from estimator_accum.microbatch.own_optimizer.head import Border, View
 from estimator_accum.reports._display import write_line
 from estimator_accum.rows.sizes import Size
@@ -25,6 +26,10 @@ _REMEDY = (
     ". If each row of %s is computed from its own example alone, put "
     "estimator_accum.per_example(...) around it; see docs/errors.md, "
     "Micro-batches save no memory"
+)
+_NORMALIZED = (
+    '. batch_norm="micro_batch" splits %s: each micro-batch is normalized by its own '
+    "statistics"
 )
 SHARE = "micro-batches: %.1f%% of the activations are computed on the whole batch"
 _logger = logging.getLogger("tensorflow.estimator_accum")
@@ -58,6 +63,13 @@ def report_activations(view: View, losses: list[tf.Tensor]) -> None:
         return
     shown = [origin for origin in origins[:_SHOWN] if _may_be_declared(*origin)]
     remedy = _REMEDY % shown[0].operation.name if shown else ""
+    if view.batch.batch_norm == "batch":
+        normalizing = [
+            operation.name
+            for operation, _ in origins[:_SHOWN]
+            if is_normalization(operation, view.of_batch)
+        ]
+        remedy = (_NORMALIZED % normalizing[0] if normalizing else "") + remedy
     share = round(100 * whole / total)
     if whole > _MUCH * total:
         _logger.warning(

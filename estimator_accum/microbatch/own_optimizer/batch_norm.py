@@ -7,6 +7,7 @@ Two forms are recognized: the fused operation, and moments of one tensor, as of
 tf.nn.moments, that a step writes to variables. What else looks like them is refused.
 """
 
+import contextlib
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -89,6 +90,26 @@ def find_moments(batch: WholeBatch) -> None:
             _check_not_corrected(operation, uses)
             setattr(mean, MOMENTS_ATTRIBUTE, moments)
             setattr(operation, MOMENTS_ATTRIBUTE, moments)
+
+
+def is_normalization(operation: tf.Operation, of_batch: set[tf.Operation]) -> bool:
+    """Returns whether an operation computes moments that `find_moments` would mark.
+
+    Args:
+        operation: An operation that combines examples.
+        of_batch: Operations that compute from a micro-batch.
+    """
+    if _is_fused(operation):
+        return operation.inputs[1].op not in of_batch
+    library, is_mean = library_of_functions(), operation.type == "Mean"
+    for other in of_batch if is_mean else ():
+        if _mean_of_variance(other) is operation:
+            moments = operation.outputs[0], other.outputs[0]
+            uses = _uses_of(moments, of_batch, library)
+            with contextlib.suppress(ValueError):
+                _check_not_corrected(other, uses)
+                return uses.is_normalization
+    return False
 
 
 def check_moments(view: View) -> None:

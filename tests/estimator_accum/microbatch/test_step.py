@@ -1126,19 +1126,51 @@ def test_a_small_share_of_layers_that_are_not_split_is_no_warning(caplog):
     )
 
 
+def _fused_normalization():
+    scale = tf.Variable(tf.ones(6))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            x = scale * tf.cast(x, tf.float32)[:, None, None]
+            rows, *_ = tf.compat.v1.nn.fused_batch_norm(x, scale, tf.zeros(6))
+            loss = tf.reduce_mean(tf.tanh(tf.tanh(tf.tanh(tf.tanh(rows)))))
+        return tape.gradient(loss, scale)
+
+    return step, (_X,)
+
+
+def _centered():
+    """Has the mean and variance of examples, but no averages of them."""
+    kernel = _weights(6, 5)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            rows = x @ kernel
+            mean, variance = tf.nn.moments(rows, [0])
+            loss = tf.reduce_mean(tf.tanh((rows - mean) / variance))
+        return tape.gradient(loss, kernel)
+
+    return step, (_X,)
+
+
 @pytest.mark.parametrize(
     ("make", "cause"),
     [
         (
             lambda: _statistics()[::2],
-            r"moments/mean of type Mean \(it combines the examples\)$",
+            r'moments/mean of .*\)\. batch_norm="micro_batch" splits moments/mean: .* own',
         ),
         (
             lambda: _behind_python(5),
             r"_2 .*\) and 2 others\. If each row of \S+_4 .* estimator_accum\.per_example\("
             + r"\.\.\.\) .* see docs/errors\.md, Micro-batches save no memory$",
         ),
-        (_behind_a_mean, r"PartitionedCall \(it combines the examples\)"),
+        (
+            _fused_normalization,
+            r'FusedBatchNormV3 .* batch_norm="micro_batch" splits FusedBatchNormV3: each',
+        ),
+        (_behind_a_mean, r"PartitionedCall \(it combines the examples\)$"),
+        (_centered, r"mean of type Mean \(it combines the examples\)$"),
         (
             lambda: _of_ragged(lambda words: words.to_tensor(), _ragged()),
             r"RaggedTensorToTensor \(it is as wide as the longest row\)$",

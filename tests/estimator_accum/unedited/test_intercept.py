@@ -454,7 +454,7 @@ def test_a_network_that_combines_examples_is_reported(caplog):
     assert len(said) == 1
     assert re.search(
         r"8\d% of the activations are computed on the whole batch, so .* "
-        r"see bn_0/moments/mean of type Mean \(it combines the examples\)$",
+        r"see bn_0/moments/mean of type Mean \(it combines the examples\)\. batch_norm=",
         said[0],
     )
 
