@@ -95,8 +95,8 @@ def check_accumulation_steps(steps: AccumulationSteps) -> None:
     if callable(steps):
         return
     remedy = "Use 1 to turn accumulation off."
-    if isinstance(steps, tf.Variable):
-        remedy = "Pass a number of Python, or global_step by its name."
+    if not isinstance(steps, numbers.Number):  # such as global_step or an optimizer
+        remedy = "Pass a number of Python here, and other arguments by their names."
     others = " or a callable of the update step"
     check_count("gradient_accumulation_steps", steps, remedy, others)
 

@@ -330,13 +330,21 @@ def test_an_argument_that_cannot_be_is_refused(options, error, sentence):
             AccumulatingOptimizer(**arguments).minimize(loss)
 
 
-def test_the_global_step_in_the_place_of_a_number_is_refused():
+def test_another_argument_in_the_place_of_the_number_is_told_its_name():
     _, _, loss = _linear_loss()
-    step = v1.train.get_or_create_global_step()
-    with pytest.raises(
-        TypeError, match="Pass a number of Python, or global_step by its"
+    step, remedy = (
+        v1.train.get_or_create_global_step(),
+        "other arguments by their names",
+    )
+    for make, *arguments in (
+        (make_accumulating_train_op, loss, sgd(), step),
+        (make_accumulating_train_op, loss, 4, sgd()),
+        (AccumulatingOptimizer, 4, sgd()),
     ):
-        make_accumulating_train_op(loss, sgd(), step)
+        with pytest.raises(
+            TypeError, match=f"Received: <.* number of Python.* {remedy}"
+        ):
+            make(*arguments)
 
 
 def test_a_variable_of_unknown_shape_is_refused():
