@@ -268,8 +268,13 @@ def find_rows(
         if operation.type == "HistogramSummary"
         if view.is_frontier(operation.inputs[1]) and context_of(operation) is None
     }
-    frontier = Border(view, targets, values=fed | histograms.keys()).frontier
-    rows = [(tensor, view.state(tensor).axis) for tensor in frontier]
+    border = Border(view, targets, values=fed | histograms.keys())
+    frontier = {tensor.ref(): tensor for tensor in border.frontier}
+    # Else the network would compute them all at once, for their shape alone.
+    for operation in border.shapes:
+        inputs = (tensor for tensor in operation.inputs if tensor.op in view.of_batch)
+        frontier |= {tensor.ref(): tensor for tensor in inputs}
+    rows = [(tensor, view.state(tensor).axis) for tensor in frontier.values()]
     return rows + [(summary.deref(), None) for summary in histograms]
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from estimator_accum import (
     AccumulatingOptimizer,
     make_accumulating_train_op,
+    per_example,
     whole_batch_loss,
 )
 from estimator_accum.microbatch.histograms import sum_of_histograms
@@ -551,6 +552,25 @@ def test_a_value_that_runs_out_of_memory_is_named():
 
     with pytest.raises(ValueError, match=r"memory\. Received: (hook|failing):0 at upd"):
         _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
+
+
+def test_a_shape_that_is_fetched_computes_no_rows_of_the_whole_batch():
+    sizes = []
+
+    def note(rows):
+        sizes.append(len(rows))
+        return rows
+
+    def model_fn(features, labels, mode):
+        spec = _inner("own")(features, labels, mode)
+        scores = spec.predictions["scores"]
+        noted = tf.numpy_function(note, [scores], tf.float32, stateful=False)
+        noted = per_example(tf.ensure_shape(noted, scores.shape))
+        _fetch(tf.cast(tf.shape(noted)[0], tf.float32) * spec.loss, tf.zeros_like(noted))
+        return spec
+
+    _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))
+    assert max(sizes) <= 4
 
 
 def test_summaries_collect_rows_when_they_are_due_alone(monkeypatch, tmp_path):
