@@ -130,8 +130,10 @@ class MicroBatchCount:
         Args:
             rows: Its examples, for each replica.
         """
-        size = -(-max(rows) // self.value)
-        count = -(-max(rows) // size)
+        sizes = [-(-number // self.value) for number in rows]
+        pairs = zip(rows, sizes, strict=True)
+        # The largest replica's number is not always the largest: 10 in 8 are 5 of 2.
+        size, count = max(sizes), max(-(-n // size) for n, size in pairs if n)
         most = "" if {size * count} == {*rows} else "at most "
         return (
             f"{sum(rows):,} = {most}{size:,} example{'s' * (size > 1)} x {count:,} "

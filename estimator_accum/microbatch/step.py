@@ -673,9 +673,10 @@ class _Trace:
         if value == self._was:
             return
         self._was = value
+        rows = self._runners[0].rows
         passes = [len(_passes_of(phase)) for phase in self._phases]
-        runs = "as unsplit" if value == 1 else _describe_runs(passes)
-        split = self._count.describe(self._runners[0].rows)
+        runs = "as unsplit" if value == 1 or max(rows) == 1 else _describe_runs(passes)
+        split = self._count.describe(rows)
         line = f"micro-batches: at {place}: {split}; the model runs {runs}"
         write_line(line, _logger)
 

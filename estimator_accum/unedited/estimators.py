@@ -62,7 +62,9 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
 
     def exit_code() -> int:
         if trained and tf.estimator.ModeKeys.TRAIN not in modes:
-            _logger.info("micro-batches: %s, so no batch of a training was split", NO_STEP_LEFT)
+            _logger.info(
+                "micro-batches: %s, so no batch of a training was split", NO_STEP_LEFT
+            )
             return 0
         if not modes:
             say_once()

@@ -203,6 +203,7 @@ def test_what_counts_as_out_of_memory(error, is_memory):
     [
         ([4000], "4,000 = 1,000 examples x 4 micro-batches"),
         ([5, 3], "8 = at most 2 examples x 3 micro-batches x 2 replicas"),
+        ([6, 4, 0], "10 = at most 2 examples x 4 micro-batches x 3 replicas"),
         ([1, 1], "2 = 1 example x 1 micro-batch x 2 replicas"),
     ],
 )

@@ -566,7 +566,9 @@ def test_a_shape_that_is_fetched_computes_no_rows_of_the_whole_batch():
         scores = spec.predictions["scores"]
         noted = tf.numpy_function(note, [scores], tf.float32, stateful=False)
         noted = per_example(tf.ensure_shape(noted, scores.shape))
-        _fetch(tf.cast(tf.shape(noted)[0], tf.float32) * spec.loss, tf.zeros_like(noted))
+        _fetch(
+            tf.cast(tf.shape(noted)[0], tf.float32) * spec.loss, tf.zeros_like(noted)
+        )
         return spec
 
     _run(lambda spec, *_: spec, _TRAIN, cut(model_fn))

@@ -1300,10 +1300,16 @@ def test_the_first_step_says_how_often_and_why_the_model_runs(capsys, make, runs
     assert line in capsys.readouterr().err
 
 
-def test_a_batch_that_auto_does_not_split_is_said_to_be_one(capsys):
+@pytest.mark.parametrize(
+    ("micro_batches", "rows", "split"),
+    [("auto", 23, "23 examples"), (4, 1, "1 example")],
+)
+def test_a_batch_of_one_micro_batch_is_said_to_be_unsplit(
+    capsys, micro_batches, rows, split
+):
     kernel = _weights(6, 3)
-    microbatch_step(lambda x: _gradient(kernel, x))(_X)
-    said = "at step 1 of <lambda>: 23 = 23 examples x 1 micro-batch; the model runs as"
+    microbatch_step(lambda x: _gradient(kernel, x), micro_batches)(_X[:rows])
+    said = f"at step 1 of <lambda>: {rows} = {split} x 1 micro-batch; the model runs as"
     assert said in capsys.readouterr().err
 
 
