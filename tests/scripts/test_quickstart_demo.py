@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import sys
 
 import pytest
 
@@ -36,6 +37,36 @@ def test_a_batch_that_fits_under_the_limit_is_reported(tmp_path, monkeypatch, ca
     assert "1,024 unsplit must not fit in 60 MB. Received: " in capsys.readouterr().err
 
 
+def test_three_runs_give_a_table_and_a_picture(tmp_path, monkeypatch, capfd):
+    prints = {
+        "out_of_memory": "echo OOM when allocating >&2; exit 1",
+        "with_accumulation": "echo peak of the model 50.0 MB",
+        "without_accumulation": "echo peak of the model 150.0 MB",
+    }
+
+    def stands_in(folder, name):
+        metrics = folder / name / "train_metrics.csv"
+        metrics.parent.mkdir()
+        metrics.write_text("loss,examples_per_sec\n0.7,2048\n0.6875,1024\n0.5,4096\n")
+        return ["sh", "-c", prints[name]]
+
+    monkeypatch.setattr(quickstart_demo, "command", stands_in)
+    assert quickstart_demo.main(["--output_dir", str(tmp_path)]) == 0
+    _assert_reported(tmp_path, capfd.readouterr().out)
+
+
+def test_a_run_has_the_memory_of_its_limit(tmp_path, monkeypatch):
+    code = (
+        "import tensorflow as tf; [tf.zeros([n, 10**6]) for n in (12, 18)]"  # 48, 72 MB
+    )
+    program = [sys.executable, "-c", code]
+    monkeypatch.setattr(quickstart_demo, "command", lambda *_: program)
+    with quickstart_demo._running(tmp_path, "out_of_memory", stderr=-1) as process:
+        _, err = process.communicate()
+    assert "OOM when allocating tensor with shape[18,1000000]" in err
+
+
+@pytest.mark.daily
 @pytest.mark.slow
 def test_demo_trains_under_a_limit_that_the_batch_exceeds(tmp_path, monkeypatch, capfd):
     shorter = functools.partial(quickstart_demo.write_demo_data, train=1600, dev=200)
@@ -46,6 +77,10 @@ def test_demo_trains_under_a_limit_that_the_batch_exceeds(tmp_path, monkeypatch,
     assert quickstart_demo.main(["--output_dir", str(demo)]) == 0
     out, err = capfd.readouterr()
     assert "must fit in memory. Received: OOM when allocating tensor" in err
+    _assert_reported(demo, out)
+
+
+def _assert_reported(demo, out) -> None:
     _, failed, ours, theirs, _, saved, rounding, _, plot = out.splitlines()[1:]
     assert re.split("  +", failed) == ["1,024 unsplit", "60 MB", "out of memory"]
     ours, theirs = (re.split("  +", row)[1:] for row in (ours, theirs))
