@@ -13,7 +13,7 @@ from matplotlib import image
 
 from housing_example import main
 from tests.helpers.models.short_run import values
-from tests.helpers.processes import programs, running
+from tests.helpers.processes import running
 
 _SCRIPT = pathlib.Path(main.__file__)
 _PROGRAM = running.PROGRAMS / "housing_program.py"
@@ -36,10 +36,9 @@ def flags(csv, tmp_path) -> dict:
 
 @pytest.fixture(scope="module")
 def trained(csv, tmp_path_factory) -> tuple[dict, running.Done]:
-    """(flags, output) of a run that is started as a user does."""
+    """(flags, output) of a run."""
     flags = _flags(csv, tmp_path_factory.mktemp("trained"))
-    with programs.real_starts():
-        done = running.run("-m", "housing_example.main", *_arguments(flags))
+    done = running.run("-m", "housing_example.main", *_arguments(flags))
     assert done.returncode == 0
     return flags, done
 
@@ -215,16 +214,13 @@ def test_defaults_of_the_readme_are_those_of_the_flags():
         assert shown in (default, f"{default}.0"), name
 
 
-# Like `trained`: to the bit, with TensorFlow's graph optimizer.
 @pytest.mark.once
-@pytest.mark.usefixtures("graph_optimizer")
 def test_a_killed_run_that_is_started_again_ends_bit_for_bit_like_an_undisturbed_one(
     trained, flags, run_main, tmp_path
 ):
     whole, done = trained
     command = (_PROGRAM, "--cpus=1", "--dies_after=5", *_arguments(flags))
-    with programs.real_starts():
-        killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
+    killed = running.run(*command, cwd=tmp_path, PYTHONPATH=str(running.ROOT))
     assert killed.returncode == 9
     again = run_main(flags)
     assert "resuming after update 4" in again.stderr
