@@ -10,6 +10,7 @@ from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
 from tests.helpers.models.interfaces import sgd
 from tests.helpers.models.replicas import two_replicas
 from tests.helpers.processes.legacy_runs import run_python
+from tests.helpers.tables import first, rows
 
 v1 = tf.compat.v1
 X, Y = np.ones([32, 3], np.float32), np.ones([32], np.float32)
@@ -602,10 +603,27 @@ _OF_STATIC_SIZE += ["of_all_tokens", "einsum_of_the_batch", "tf.losses"]
 _OF_STATIC_SIZE += ["of_tokens_and_columns", "of_all_steps", "of_a_product"]
 
 
+_FIRST = {
+    *("weighted", "half_squares", "by_its_gradient", "by_its_size", "by_its_weights"),
+    *("by_a_variable", "dot_of_the_batch", "einsum_of_weights", "printed_sum"),
+    *(
+        "with_penalty",
+        "with_nothing_of_a_sum",
+        "of_three_heads_and_a_mean",
+        "tf.losses",
+    ),
+}
+_FIRST_STATIC = {"einsum_of_the_batch", "of_tokens_and_columns"}
+
+
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [(name, "data_set") for name in OTHERS]
-    + [(name, "static") for name in _OF_STATIC_SIZE],
+    first(
+        [(name, "data_set") for name in OTHERS]
+        + [(name, "static") for name in _OF_STATIC_SIZE],
+        {*zip(_FIRST, itertools.repeat("data_set"))}
+        | {*zip(_FIRST_STATIC, itertools.repeat("static"))},
+    ),
 )
 def test_what_is_no_sum_stays_as_declared(name, batch, fresh_graph, caplog):
     loss = OTHERS[name](_Regression(BATCHES[batch]))
@@ -614,7 +632,15 @@ def test_what_is_no_sum_stays_as_declared(name, batch, fresh_graph, caplog):
     assert [OF_OTHERS in text for text in caplog.messages] == [True] * (name in JOINING)
 
 
-@pytest.mark.parametrize("name", OTHERS_BY_NUMBERS)
+_DAILY_BY_NUMBERS = {
+    *("segment_sum_of_shares", "cond", "foldl_of_the_batch", "function", "concat"),
+    *("function_by_size", "function_of_columns", "function_of_the_batch"),
+    *("concat_of_the_batch", "cond_of_the_batch", "normalized_pairs"),
+    "pairs_with_a_wide_margin",
+}
+
+
+@pytest.mark.parametrize("name", rows(OTHERS_BY_NUMBERS, _DAILY_BY_NUMBERS))
 def test_what_numbers_show_to_be_no_sum_stays_as_declared(name, fresh_graph, caplog):
     _train_op(OTHERS_BY_NUMBERS[name](_Regression()), 3)
     assert [OF_OTHERS in text for text in caplog.messages] == [True] * (name in JOINING)
@@ -711,7 +737,36 @@ def _messages(make, batch, caplog):
     return caplog.messages
 
 
-@pytest.mark.parametrize(("name", "batch"), _with_batches(OF_OWN_NUMBERS))
+_DAILY_NUMBERS = {
+    *("by_its_mask", "without_nan", "times_its_share", "of_scaled_weights", "guarded"),
+    *("tf.losses_by_weights", "by_a_clipped_mask", "by_a_product", "by_exponents"),
+    *(
+        "by_a_sum_of_columns",
+        "by_a_squared_norm",
+        "by_a_root",
+        "printed",
+        "in_functions",
+    ),
+    *("of_labels_but_one", "divisor_of_a_function", "boolean_mask"),
+    *("gathered_before_a_large_layer", "tokens_before_a_large_layer"),
+    "parts_of_tokens_before_a_large_layer",
+}
+_DAILY_STATIC = {
+    *("by_its_mask", "by_a_number_of_tokens", "of_scaled_weights", "boolean_mask"),
+    *("tf.losses_by_nonzero_weights", "weights_by_their_sum", "by_exponents"),
+    *("by_a_sum_of_columns", "by_a_root", "of_labels_but_one"),
+    *("selected_before_a_large_layer", "a_column_of_places_before_a_large_layer"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    rows(
+        _with_batches(OF_OWN_NUMBERS),
+        {*zip(_DAILY_NUMBERS, itertools.repeat("data_set"))}
+        | {*zip(_DAILY_STATIC, itertools.repeat("static"))},
+    ),
+)
 def test_a_mean_over_tokens_is_told_its_weight(name, batch, fresh_graph, caplog):
     (message,) = _messages(OF_OWN_NUMBERS[name], batch, caplog)
     is_of_size = name in OF_SIZE

@@ -3,12 +3,15 @@
 B = 4 examples of a micro-batch, 4 micro-batches, T = 3 words of a text.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from estimator_accum import AccumulatingOptimizer, make_accumulating_train_op
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
+from tests.helpers.tables import rows
 
 v1 = tf.compat.v1
 _random = np.random.default_rng(0)
@@ -154,10 +157,20 @@ def _clipped_by_slices(loss, steps=_STEPS):
     )
 
 
+_DAILY = {
+    *itertools.product([_clip_all, _clip_each], ["each", "the same word"]),
+    *itertools.product([_clip_all], ["positions", "positions with a new axis"]),
+    *((_clip_all, "positions from 2 on"), (_clip_each, "once")),
+}
+
+
 @pytest.mark.parametrize(
     ("clip", "name"),
-    [(_clip_all, name) for name in _LOOKUPS]
-    + [(_clip_each, name) for name in [*_LOOKUPS][::3]],
+    rows(
+        [(_clip_all, name) for name in _LOOKUPS]
+        + [(_clip_each, name) for name in [*_LOOKUPS][::3]],
+        _DAILY,
+    ),
 )
 def test_a_norm_of_slices_is_that_of_the_batch_at_once(name, clip):
     expected = _train(_changed_by(clip, _descent()), _LOOKUPS[name], 16)
@@ -284,6 +297,10 @@ _OF_SLICES = {
 }
 
 
+_DAILY_ROWS = {"LAMB", "LARS", "clipped", "scaled", "a rate of unknown shape"}
+_DAILY_SLICES = {"global norm", "norms", "values", "number", "mean of a row"}
+
+
 def _accumulated(make_optimizer, lookup) -> list[list[np.ndarray]]:
     """Returns the tables that each interface trains."""
 
@@ -298,12 +315,18 @@ def _accumulated(make_optimizer, lookup) -> list[list[np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("name", "lookup", "control_flow"),
-    [
-        *((name, "each", "v2") for name in _OF_ROWS),
-        ("branch", "each", "v1"),
-        *((name, "once", "v2") for name in _OF_SLICES),
-        ("global norm", "positions", "v2"),
-    ],
+    rows(
+        [
+            *((name, "each", "v2") for name in _OF_ROWS),
+            ("branch", "each", "v1"),
+            *((name, "once", "v2") for name in _OF_SLICES),
+            ("global norm", "positions", "v2"),
+        ],
+        {
+            *itertools.product(_DAILY_ROWS, ["each"], ["v2"]),
+            *itertools.product(_DAILY_SLICES, ["once"], ["v2"]),
+        },
+    ),
     indirect=["control_flow"],
 )
 def test_an_own_apply_gradients_gets_the_slices_that_it_needs(

@@ -11,7 +11,8 @@ def rows(table: Iterable, daily: Collection) -> list[Any]:
 
     Args:
         table: The rows; a tuple is the values of several arguments.
-        daily: Those that are marked `daily`, since others fail for the same mistake.
+        daily: Those that are marked `daily`: the others run all lines and branches of
+            the library that these do.
     """
     table = list(table)
     unknown = set(daily) - set(table)
@@ -23,3 +24,11 @@ def rows(table: Iterable, daily: Collection) -> list[Any]:
         )
         for row in table
     ]
+
+
+def first(table: Iterable, chosen: Collection) -> list[Any]:
+    """Returns a table's rows, of which all but the chosen ones are marked `daily`."""
+    table = list(table)
+    unknown = set(chosen) - set(table)
+    assert not unknown, f"No row of the table: {unknown}."
+    return rows(table, set(table) - set(chosen))

@@ -1,5 +1,6 @@
 """Micro-batches that end with examples without entries train as the batch does."""
 
+import itertools
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from estimator_accum import make_accumulating_train_op, microbatch_model_fn
 from tests.helpers.models.interception import cut, train
+from tests.helpers.tables import rows
 
 v1 = tf.compat.v1
 _IDS = np.tile(np.arange(6)[None], [8, 1]) * (np.arange(6) < 3)
@@ -66,8 +68,14 @@ def _declared(loss):
     return make_accumulating_train_op(loss, _optimizer(), 1, clip_norm=None)
 
 
-@pytest.mark.parametrize("minimize", [_minimize, _declared])
-@pytest.mark.parametrize("name", _LOOKUPS)
+_DAILY = {*itertools.product(["sum", "weighted"], [_declared])}
+_DAILY |= {*itertools.product(["means", "products"], [_minimize])}
+
+
+@pytest.mark.parametrize(
+    ("name", "minimize"),
+    rows(itertools.product(_LOOKUPS, [_minimize, _declared]), _DAILY),
+)
 def test_a_micro_batch_may_end_with_an_example_without_entries(name, minimize):
     theirs, plain = train(_model_fn(name, _minimize), _BATCH, 2)
     ours, losses = train(cut(_model_fn(name, minimize)), _BATCH, 2)

@@ -5,6 +5,7 @@ what it has put into the collection "fetched", on three batches, cut in 4 and at
 """
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from estimator_accum.microbatch.runner import BatchRunner
 from tests.helpers.models.interception import cut
 from tests.helpers.models.microbatch_runs import train
 from tests.helpers.models.summaries import read_scalars
+from tests.helpers.tables import first
 
 v1 = tf.compat.v1
 _MODES = tf.estimator.ModeKeys
@@ -249,8 +251,14 @@ def _names(*modes):
     return [name for name, (_, mode) in _CASES.items() if mode in modes]
 
 
-@pytest.mark.parametrize("way", _TRAIN_OPS)
-@pytest.mark.parametrize("name", _names(_TRAIN))
+_FIRST = {("values_of_the_batch", "own"), ("operations_on_the_batch", "own")}
+_FIRST |= {("operations_beside_the_train_op", "declared")}
+_FIRST |= {("loss_and_summaries", "optimizer"), ("numbers_that_a_hook_feeds", "own")}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), first(itertools.product(_names(_TRAIN), _TRAIN_OPS), _FIRST)
+)
 def test_what_is_fetched_in_training_is_of_the_whole_batch(name, way):
     outer, mode = _CASES[name]
     theirs = _run(outer, mode, _inner(way))

@@ -19,6 +19,7 @@ from estimator_accum.graph.walks import ancestors
 from estimator_accum.microbatch import executors
 from tests.helpers.models import of_replicas
 from tests.helpers.processes import strategy_program
+from tests.helpers.tables import rows
 
 _RANDOM = np.random.RandomState(0)
 _X = _RANDOM.randn(23, 6)
@@ -1729,20 +1730,22 @@ def _layer_of_keras(function, z):
     return function(_dense_of_keras()(z[:, None])[:, 0])
 
 
-@pytest.mark.parametrize("number", [3, 4])
+_GENERATORS = {
+    "of_values": _values_of_its_size,
+    "of_reshapes": _reshapes_of_its_size,
+    "plain": _generator_of_its_size,
+    "convolution": functools.partial(_generator_of_its_size, _transposed_convolution),
+    "keras": functools.partial(_generator_of_its_size, _layer_of_keras),
+}
+_DAILY = {*itertools.product(_GENERATORS, [3])} - {("of_values", 3)}
+
+
 @pytest.mark.parametrize(
-    "make",
-    [
-        _values_of_its_size,
-        _reshapes_of_its_size,
-        _generator_of_its_size,
-        functools.partial(_generator_of_its_size, _transposed_convolution),
-        functools.partial(_generator_of_its_size, _layer_of_keras),
-    ],
+    ("make", "number"), rows(itertools.product(_GENERATORS, [3, 4]), _DAILY)
 )
 def test_what_reads_the_size_of_the_batch_is_split_with_it(caplog, make, number):
     caplog.set_level("DEBUG", "tensorflow.estimator_accum")
-    _assert_equal_to_the_unsplit(make, number)
+    _assert_equal_to_the_unsplit(_GENERATORS[make], number)
     shares = re.findall(r"micro-batches: (\S+)% of the activations", caplog.text)
     assert max(map(float, shares)) < 1
     assert "unsplit" not in caplog.text
@@ -1830,8 +1833,8 @@ def test_a_batch_of_a_size_that_has_a_trace_of_its_own_runs_in_that():
 
     whole = tf.function(step, reduce_retracing=True)
     ours = microbatch_step(tf.function(step, reduce_retracing=True), 2)
-    for rows in (8, 5, 6, 8, 5):
-        x = tf.constant(_X[:rows])
+    for number in (8, 5, 6, 8, 5):
+        x = tf.constant(_X[:number])
         np.testing.assert_allclose(ours(x), whole(x), rtol=_LIMIT)
 
 

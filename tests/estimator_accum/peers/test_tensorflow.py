@@ -3,6 +3,8 @@
 Where a project sums the window, its case is restated for the mean.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,10 +13,13 @@ from estimator_accum import get_or_create_update_step
 from tests.helpers.models.interfaces import (
     ALL,
     after_each,
+    by_apply_gradients,
     by_minimize,
+    by_train_op,
     sgd,
     start_session,
 )
+from tests.helpers.tables import first
 
 pytestmark = [
     pytest.mark.once,
@@ -52,15 +57,16 @@ def test_accumulator():
     np.testing.assert_allclose(sums[2], gradient(second, updated), rtol=1e-14)
 
 
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("accumulate", ALL)
+_BAD_MICRO_BATCHES = {"skip_window": 2, "skip_micro_batch": 1, "raise": 1}
+_FIRST = {("skip_window", by_apply_gradients, False), ("raise", by_minimize, True)}
+_FIRST |= {("skip_window", by_train_op, True), ("skip_micro_batch", by_train_op, False)}
+
+
 @pytest.mark.parametrize(
-    ("on_nonfinite", "bad_micro_batches", "good_micro_batches"),
-    [("skip_window", 2, 2), ("skip_micro_batch", 1, 3), ("raise", 1, 3)],
+    ("on_nonfinite", "accumulate", "is_sparse"),
+    first(itertools.product(_BAD_MICRO_BATCHES, ALL, [False, True]), _FIRST),
 )
-def test_grad_aggregation_with_inf_grad(
-    on_nonfinite, bad_micro_batches, good_micro_batches, accumulate, is_sparse
-):
+def test_grad_aggregation_with_inf_grad(on_nonfinite, accumulate, is_sparse):
     """Horovod, test_tensorflow2_keras.py, test_grad_aggregation_with_inf_grad.
 
     Four micro-steps, K = 2, the first one's gradient infinite: it must not reach the
@@ -72,9 +78,9 @@ def test_grad_aggregation_with_inf_grad(
     loss = gradient * tf.reduce_sum(rows)
     train_op = accumulate(loss, sgd(0.01), 2, on_nonfinite=on_nonfinite)
     update_step = get_or_create_update_step()
-    fed = [np.inf, 1, 1, 1]
+    fed, bad = [np.inf, 1, 1, 1], _BAD_MICRO_BATCHES[on_nonfinite]
     with start_session() as session:
-        for value in fed[:bad_micro_batches]:
+        for value in fed[:bad]:
             if on_nonfinite == "raise":
                 with pytest.raises(tf.errors.InvalidArgumentError, match=r" in x"):
                     session.run(train_op, {gradient: value})
@@ -82,7 +88,7 @@ def test_grad_aggregation_with_inf_grad(
                 session.run(train_op, {gradient: value})
         assert session.run(variable).tolist() == [0, 5]
         assert session.run(update_step) == 0
-        for value in fed[bad_micro_batches:]:
+        for value in fed[bad:]:
             session.run(train_op, {gradient: value})
         np.testing.assert_allclose(session.run(variable), [-0.01, 5], rtol=1e-6)
-        assert session.run(update_step) == good_micro_batches // 2
+        assert session.run(update_step) == (4 - bad) // 2
