@@ -634,7 +634,7 @@ def test_what_is_no_sum_stays_as_declared(name, batch, fresh_graph, caplog):
 
 _DAILY_BY_NUMBERS = {
     *("segment_sum_of_shares", "cond", "foldl_of_the_batch", "function", "concat"),
-    *("function_by_size", "function_of_columns", "function_of_the_batch"),
+    *("function_by_size", "function_of_the_batch"),
     *("concat_of_the_batch", "cond_of_the_batch", "normalized_pairs"),
     "pairs_with_a_wide_margin",
 }

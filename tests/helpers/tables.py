@@ -26,9 +26,8 @@ def rows(table: Iterable, daily: Collection) -> list[Any]:
     ]
 
 
-def first(table: Iterable, chosen: Collection) -> list[Any]:
+def first(table: Iterable, chosen: Iterable) -> list[Any]:
     """Returns a table's rows, of which all but the chosen ones are marked `daily`."""
-    table = list(table)
-    unknown = set(chosen) - set(table)
-    assert not unknown, f"No row of the table: {unknown}."
-    return rows(table, set(table) - set(chosen))
+    table, chosen = list(table), set(chosen)
+    assert chosen <= set(table), f"No row of the table: {chosen - set(table)}."
+    return rows(table, set(table) - chosen)

@@ -14,13 +14,14 @@ from tests.helpers.models.microbatch_runs import train
 from tests.helpers.models.replicas import TWO_CPUS, two_replicas
 from tests.helpers.models.summaries import read_scalars
 from tests.helpers.oracles import exactness
+from tests.helpers.tables import rows
 
 v1 = tf.compat.v1
 _SCRIPT, _ = model_fns.EXACT["adversaries_in_order"]
 _CRITICS, _ = model_fns.EXACT["several_critics"]
 
 
-@pytest.mark.parametrize("script", [_SCRIPT, _CRITICS])
+@pytest.mark.parametrize("script", rows([_SCRIPT, _CRITICS], {_CRITICS}))
 def test_a_batch_that_runs_out_of_memory_in_any_pass_is_rolled_back(script, memory):
     model_fn, input_fn = model_fns.model_fn_of(script), input_fn_of(script)
     cut_model_fn, whole = microbatch_model_fn(model_fn, "auto"), None
