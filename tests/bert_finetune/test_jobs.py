@@ -311,6 +311,7 @@ def trained_on(bert_dir, cola_dir, tmp_path_factory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.once
 def test_a_finished_run_trains_on_over_whole_epochs_at_the_new_rate(trained_on):
     rows = metrics(trained_on)
     assert [int(row["update_step"]) for row in rows] == list(range(1, 15))

@@ -21,6 +21,7 @@ _SCRIPT, _ = model_fns.EXACT["adversaries_in_order"]
 _CRITICS, _ = model_fns.EXACT["several_critics"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("script", rows([_SCRIPT, _CRITICS], {_CRITICS}))
 def test_a_batch_that_runs_out_of_memory_in_any_pass_is_rolled_back(script, memory):
     model_fn, input_fn = model_fns.model_fn_of(script), input_fn_of(script)
