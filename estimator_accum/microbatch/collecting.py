@@ -134,7 +134,7 @@ def collect_moments(
         mean += s * c
         variance += s * (variance_i - variance) + s * (1 - s) * c ** 2
 
-    On a replica without examples both are NaN, as those of none.
+    In a step, both are NaN on a replica without examples, as those of none.
     """
     with tf.device("/cpu:0"):
         dtypes = [moments.mean.dtype, moments.variance.dtype, tf.int64]
@@ -157,23 +157,22 @@ def collect_moments(
         values = mean, variance, total
         writes = [slot.write(v) for slot, v in zip(slots, values, strict=True)]
         with tf.control_dependencies(None):
-            nothing = [
-                slot.write(_of_nothing(value))
-                for slot, value in zip(slots, of_part, strict=True)
-            ]
+            pairs = [*zip(slots, of_part, strict=True)]
+            zeros = [slot.write(tf.zeros([], value.dtype)) for slot, value in pairs]
+            nothing = [slot.write(_of_nothing(value)) for slot, value in pairs]
         (mean, variance, number), done = _read_later(batch, turn, slots, writes)
         if moments.is_corrected:
             variance *= _correction(number, variance.dtype)
     mean.set_shape(moments.mean.shape)
     variance.set_shape(moments.variance.shape)
-    others = {"empty": nothing, "initialize": nothing}
+    others = {"empty": nothing, "initialize": zeros}
     batch.works.add(turn, micro_ops=writes, done=done, **others)
     return mean, variance
 
 
 def _of_nothing(value: tf.Tensor) -> tf.Tensor:
     """Returns NaN in place of each number of a mean or variance; 0 for an integer."""
-    sizes = [n or 0 for n in value.shape.as_list()] if value.shape.rank else []
+    sizes = value.shape if value.shape.is_fully_defined() else []
     number = float("nan") if value.dtype.is_floating else 0
     return tf.fill(sizes, tf.constant(number, value.dtype))
 

@@ -60,7 +60,8 @@ _KEEPING = {
     "Squeeze",
     "Tile",
 }
-_KEEPING |= {"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}
+_REDUCTIONS = {"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}
+_KEEPING |= _REDUCTIONS
 # Those of whose inputs the order does not matter, such as gradients that are added.
 _OF_ANY_ORDER = {"Add", "AddN", "AddV2", "Mul"}
 _FILLS = {"ZerosLike": 0, "OnesLike": 1}
@@ -292,9 +293,11 @@ class Expressions:
         source = inputs[0] if kind in _SAME else None
         if source is None and shape.is_fully_defined():
             source = self._kept(operation, inputs, tensor)
-        repeats = kind in ("BroadcastTo", "Tile") and inputs[0].shape
-        if source is None and shape.is_fully_defined() and repeats:
-            return self._broadcast(inputs[0], tensor)
+        if source is None and shape.is_fully_defined() and inputs and inputs[0].shape:
+            if kind in ("BroadcastTo", "Tile"):
+                return self._broadcast(inputs[0], tensor)
+            if kind in _REDUCTIONS and inputs[1].value is not None:
+                return self._reduced(kind, *inputs, tensor)
         if source is None or kind in _SAME or shape == source.tensor.shape:
             return source
         return self._reshaped(source.number, source.shape, tensor)
@@ -322,6 +325,15 @@ class Expressions:
             return None
         before, _ = self._before.get(copy.number, (copy.number, None))
         return _Copy(tensor, self._numbers.of("broadcast", before, first, sizes))
+
+    def _reduced(self, kind: str, copy: _Copy, axes: _Copy, tensor: tf.Tensor) -> _Copy:
+        """Returns a result that combines elements along axes."""
+        sizes = dict(enumerate(copy.shape))
+        axes = {int(axis) % len(sizes) for axis in axes.value.ravel()}
+        axes = tuple(sorted(axis for axis in axes if sizes[axis] != 1))
+        number = self._numbers.of(kind, copy.number, axes)
+        rest = tuple(size for axis, size in sizes.items() if axis not in axes)
+        return self._reshaped(number, rest, tensor)
 
     def _kept(
         self, operation: tf.Operation, inputs: list[_Copy], tensor: tf.Tensor

@@ -113,14 +113,22 @@ def microbatch_step(
 
 def _check_step(step) -> None:
     remedy = "Pass the function that computes gradients and applies them."
-    roots = {kind.__module__.split(".")[0] for kind in type(step).__mro__}
-    if roots & {"keras", "tf_keras"}:  # it would compute, but train nothing
+    called = _without_partial(step)
+    called = getattr(called, "python_function", called)  # of a tf.function
+    call = getattr(type(called), "__call__", None)
+    root = getattr(call, "__module__", "").partition(".")[0]
+    if root in ("keras", "tf_keras"):  # it would compute, but train nothing
         remedy += " For `fit` there is estimator_accum.keras.microbatch(model)."
     elif callable(step) and not isinstance(step, type):
         return
     raise TypeError(
         f"`step` must be a function of a batch. Received: {step!r}. {remedy}"
     )
+
+
+def _without_partial(function: Callable) -> Callable:
+    """Returns the function behind `functools.partial`."""
+    return function.func if isinstance(function, functools.partial) else function
 
 
 def python_of(function: Callable) -> Callable:
@@ -252,7 +260,8 @@ class Step:
             self._last.release()
         self._last = trace
         number, self._number = self._number, self._number + 1
-        name = getattr(self._step, "__name__", type(self._step).__name__)
+        step = _without_partial(self._step)
+        name = getattr(step, "__name__", type(step).__name__)
         return trace.run(batch.values, number, f"step {number} of {name}")
 
     def _warn_of_many_traces(self) -> None:
@@ -669,15 +678,16 @@ class _Trace:
 
     def _describe(self, place: str) -> None:
         """Tells how batches are split, at the first one and where the number changes."""
-        value = self._count.value
-        if value == self._was:
+        value, rows = self._count.value, self._runners[0].rows
+        split = value, max(rows) > 1
+        if self._was in (split, (value, True)):  # one example says nothing new
             return
-        self._was = value
-        rows = self._runners[0].rows
+        self._was = split
         passes = [len(_passes_of(phase)) for phase in self._phases]
-        runs = "as unsplit" if value == 1 or max(rows) == 1 else _describe_runs(passes)
-        split = self._count.describe(rows)
-        line = f"micro-batches: at {place}: {split}; the model runs {runs}"
+        is_whole = 1 in (value, max(rows)) and all(rows)
+        runs = "as unsplit" if is_whole else _describe_runs(passes)
+        described = self._count.describe(rows)
+        line = f"micro-batches: at {place}: {described}; the model runs {runs}"
         write_line(line, _logger)
 
 

@@ -606,12 +606,10 @@ _OF_STATIC_SIZE += ["of_tokens_and_columns", "of_all_steps", "of_a_product"]
 _FIRST = {
     *("weighted", "half_squares", "by_its_gradient", "by_its_size", "by_its_weights"),
     *("by_a_variable", "dot_of_the_batch", "einsum_of_weights", "printed_sum"),
-    *(
-        "with_penalty",
-        "with_nothing_of_a_sum",
-        "of_three_heads_and_a_mean",
-        "tf.losses",
-    ),
+    *("with_penalty", "with_nothing_of_a_sum", "of_three_heads_and_a_mean"),
+    *("by_a_weight_and_the_batch", "by_the_batch_and_a_weight", "of_an_epoch"),
+    *("with_a_sum_of_zeros", "squares", "of_all_steps_of_an_example", "of_a_product"),
+    *("by_weights_and_the_batch", "tf.losses"),
 }
 _FIRST_STATIC = {"einsum_of_the_batch", "of_tokens_and_columns"}
 
@@ -634,8 +632,7 @@ def test_what_is_no_sum_stays_as_declared(name, batch, fresh_graph, caplog):
 
 _DAILY_BY_NUMBERS = {
     *("segment_sum_of_shares", "cond", "foldl_of_the_batch", "function", "concat"),
-    *("function_by_size", "function_of_the_batch"),
-    *("concat_of_the_batch", "cond_of_the_batch", "normalized_pairs"),
+    *("function_by_size", "function_of_the_batch", "cond_of_the_batch"),
     "pairs_with_a_wide_margin",
 }
 
@@ -740,15 +737,8 @@ def _messages(make, batch, caplog):
 _DAILY_NUMBERS = {
     *("by_its_mask", "without_nan", "times_its_share", "of_scaled_weights", "guarded"),
     *("tf.losses_by_weights", "by_a_clipped_mask", "by_a_product", "by_exponents"),
-    *(
-        "by_a_sum_of_columns",
-        "by_a_squared_norm",
-        "by_a_root",
-        "printed",
-        "in_functions",
-    ),
-    *("of_labels_but_one", "divisor_of_a_function", "boolean_mask"),
-    *("gathered_before_a_large_layer", "tokens_before_a_large_layer"),
+    *("by_a_sum_of_columns", "by_a_squared_norm", "by_a_root", "in_functions"),
+    *("divisor_of_a_function", "boolean_mask", "tokens_before_a_large_layer"),
     "parts_of_tokens_before_a_large_layer",
 }
 _DAILY_STATIC = {

@@ -159,8 +159,11 @@ def _clipped_by_slices(loss, steps=_STEPS):
 
 _DAILY = {
     *itertools.product([_clip_all, _clip_each], ["each", "the same word"]),
-    *itertools.product([_clip_all], ["positions", "positions with a new axis"]),
-    *((_clip_all, "positions from 2 on"), (_clip_each, "once")),
+    *(
+        (_clip_all, "positions"),
+        (_clip_all, "positions from 2 on"),
+        (_clip_each, "once"),
+    ),
 }
 
 
@@ -298,7 +301,7 @@ _OF_SLICES = {
 
 
 _DAILY_ROWS = {"LAMB", "LARS", "clipped", "scaled", "a rate of unknown shape"}
-_DAILY_SLICES = {"global norm", "norms", "values", "number", "mean of a row"}
+_DAILY_SLICES = {"global norm", "norms", "values", "mean of a row"}
 
 
 def _accumulated(make_optimizer, lookup) -> list[list[np.ndarray]]:

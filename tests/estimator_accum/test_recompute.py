@@ -187,7 +187,7 @@ _SWITCHED = [_dropout, _branch_with_dropout, _loop_with_a_variable, _nested]
 _SWITCHED += [_batch_normalization]
 
 
-_FIRST = {(layer, recompute) for layer in (_dense, _stateless, _nested)}
+_FIRST = {(layer, recompute) for layer in (_dense, _stateless, _nested, _loop)}
 _FIRST |= {
     (layer, _sometimes) for layer in (_branch_with_dropout, _loop_with_a_variable)
 }

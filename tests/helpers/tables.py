@@ -11,8 +11,7 @@ def rows(table: Iterable, daily: Collection) -> list[Any]:
 
     Args:
         table: The rows; a tuple is the values of several arguments.
-        daily: Those that are marked `daily`: the others run all lines and branches of
-            the library that these do.
+        daily: Those that are marked `daily`, since others fail for the same mistake.
     """
     table = list(table)
     unknown = set(daily) - set(table)

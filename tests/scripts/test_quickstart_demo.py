@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from bert_finetune.run_classifier import PROGRAM
+from estimator_accum.programs import report
 from estimator_accum.programs.lock import locked
 from scripts import quickstart_demo
 from tests.helpers.processes import running
@@ -37,11 +39,22 @@ def test_a_batch_that_fits_under_the_limit_is_reported(tmp_path, monkeypatch, ca
     assert "1,024 unsplit must not fit in 60 MB. Received: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("folder", quickstart_demo.RUNS)
+def test_flags_of_a_run_are_those_of_the_program(tmp_path, folder):
+    _, _, *line = quickstart_demo.command(tmp_path, folder)
+    settings, _ = PROGRAM.read(PROGRAM.flags(), line[1:])
+    assert settings.effective_batch_size == 1024
+
+
 def test_three_runs_give_a_table_and_a_picture(tmp_path, monkeypatch, capfd):
+    def table(peak):
+        monkeypatch.setattr(report, "peak_bytes", lambda: {"the model": peak})
+        return report.end_of_run(tmp_path, [], None, has_metrics=False)
+
     prints = {
         "out_of_memory": "echo OOM when allocating >&2; exit 1",
-        "with_accumulation": "echo peak of the model 50.0 MB",
-        "without_accumulation": "echo peak of the model 150.0 MB",
+        "with_accumulation": f"echo '{table(50e6)}'",
+        "without_accumulation": f"echo '{table(150e6)}'",
     }
 
     def stands_in(folder, name):

@@ -1086,7 +1086,6 @@ def test_a_batch_without_memory_is_retried_as_if_it_had_never_run(
         assert ours._train_counter.numpy() == wanted._train_counter.numpy() == 2
 
 
-@pytest.mark.once
 def test_a_hundred_errors_leave_no_trace(keras, memory):
     rng = np.random.default_rng(0)
 

@@ -497,7 +497,13 @@ def _normalized(rows):
     return tf.nn.l2_normalize(v1.layers.dense(rows, 3), 1)
 
 
-@pytest.mark.parametrize("layer", [_claimed, _normalized])
+def _shares(rows):
+    """Has gradients whose axes of size 1 are added up in one graph alone."""
+    steps = tf.exp(v1.layers.dense(rows, 3))[:, :, None]
+    return steps / tf.reduce_sum(steps, 1, keepdims=True)
+
+
+@pytest.mark.parametrize("layer", [_claimed, _normalized, _shares])
 def test_shapes_that_one_graph_knows_make_no_other_expressions(layer):
     sizes = []
 

@@ -1314,6 +1314,15 @@ def test_a_batch_of_one_micro_batch_is_said_to_be_unsplit(
     assert said in capsys.readouterr().err
 
 
+def test_a_first_batch_of_one_example_does_not_hide_how_others_are_split(capsys):
+    kernel = _weights(6, 3)
+    step = microbatch_step(functools.partial(_gradient, kernel), 4)
+    for size in (1, 23, 1, 23):
+        step(_X[:size])
+    lines = re.findall("at step (.*) of _gradient: (.*) = ", capsys.readouterr().err)
+    assert lines == [("1", "1"), ("2", "23")]
+
+
 @pytest.mark.parametrize(("secs", "number"), [(-1, 2), (3600, 0)])
 def test_each_trace_that_takes_long_is_said(capsys, monkeypatch, secs, number):
     monkeypatch.setattr("estimator_accum.microbatch.step._LONG_SECS", secs)
@@ -1347,11 +1356,29 @@ def test_a_step_that_each_batch_traces_anew_is_said_to_be(caplog):
             lambda: tf.keras.Sequential(),
             "Received: <.* For `fit` there is estimator_ac",
         ),
+        (
+            lambda: tf.function(tf.keras.Sequential()),
+            "Received: <.* For `fit` there is estimator_ac",
+        ),
+        (
+            lambda: functools.partial(tf.keras.Sequential(), training=True),
+            "Received: .* For `fit` there is estimator_ac",
+        ),
     ],
 )
 def test_anything_but_a_function_of_a_batch_is_refused(make, sentence):
     with pytest.raises(TypeError, match=f"`step` must be a function .* {sentence}"):
         microbatch_step(make(), 2)
+
+
+def test_an_object_of_keras_that_trains_where_it_is_called_is_a_step():
+    class Trainer(tf.keras.Model):
+        def __call__(self, x):
+            return _gradient(kernel, x)
+
+    kernel = _weights(6, 3)
+    whole = _gradient(kernel, _X)
+    np.testing.assert_allclose(microbatch_step(Trainer(), 4)(_X), whole, rtol=1e-12)
 
 
 def test_a_step_that_xla_compiles_is_said_not_to_be(caplog):

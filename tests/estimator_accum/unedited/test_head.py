@@ -224,7 +224,7 @@ def test_every_type_that_draws_from_a_state_is_tried():
     assert {*kinds} - removed == _DRAWS.keys()
 
 
-# All others are one line of a list, which the test above compares.
+# test_rows has the rows of all the others.
 _FIRST = {("RandomUniform", "of the batch"), ("Multinomial", "of the batch")}
 _FIRST |= {("RandomGamma", "of the batch"), ("RandomPoissonV2", "shared")}
 _FIRST |= {("RandomShuffle", "of the batch"), ("RandomShuffle", "shared")}

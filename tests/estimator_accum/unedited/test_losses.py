@@ -100,7 +100,7 @@ _DAILY_REFUSED = {
     *("clipped_gradient", "gradient_of_the_batchs_mean", "python_over_the_batch"),
     *("python_over_more_than_8", "differentiable_python", "reordered", "repeated"),
     *("rolled_by_the_largest", "contrast_of_one_image", "weights_of_places"),
-    *("least_squares", "own_noise", "axes_of_the_rank", "overridden_where_large"),
+    *("least_squares", "own_noise", "axes_of_the_rank"),
     *("overridden", "other_data_beside", "annealed_inside", "renormalized"),
     *("both_ways_of_weights", "dropped_where_large", "small_ones_dropped"),
     "scaled_by_the_batch",
@@ -115,7 +115,7 @@ def test_a_loss_is_exact_or_refused(name):
     exactness.assert_exact_or_refused(model_fn_of(loss), input_fn, tolerance=tolerance)
 
 
-_DAILY_LOOPS = {"size_in_a_loop", "rounds_of_the_largest", "scaled_by_an_encoder"}
+_DAILY_LOOPS = {"size_in_a_loop", "rounds_of_the_largest"}
 
 
 @pytest.mark.parametrize("name", rows(hidden_mixing.WITH_CONTROL_FLOW, _DAILY_LOOPS))
