@@ -38,14 +38,17 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Imports TensorFlow where tests run, not in the process that hands them out."""
+    """Imports TensorFlow where tests run, not in the process that hands them out.
+
+    That one lets xdist's processes be forked, so TensorFlow is imported once for all.
+    """
     # A shell's background process ignores Ctrl-C, as would all programs that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(cpu_seconds)
+    programs.fork_from_now_on()
     if config.getoption("numprocesses", None):
         return
     gc.disable()  # until all modules are imported
-    programs.fork_from_now_on()
     programs.write_no_graph_files()
     programs.optimize_few_graphs()
     programs.optimize_functions(False)

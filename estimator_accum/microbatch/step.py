@@ -115,7 +115,7 @@ def _check_step(step) -> None:
     remedy = "Pass the function that computes gradients and applies them."
     called = _without_partial(step)
     called = getattr(called, "python_function", called)  # of a tf.function
-    call = getattr(type(called), "__call__", None)
+    call = type(called).__call__ if callable(called) else None
     root = getattr(call, "__module__", "").partition(".")[0]
     if root in ("keras", "tf_keras"):  # it would compute, but train nothing
         remedy += " For `fit` there is estimator_accum.keras.microbatch(model)."

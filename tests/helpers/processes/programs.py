@@ -143,7 +143,7 @@ def _execute_child(self, *args, **kwargs) -> None:
     if not (_is_forking and _can_fork(asked)):
         return _start_really(self, *args, **kwargs)
     request = {
-        "arguments": [os.fspath(argument) for argument in asked["args"][1:]],
+        "arguments": _arguments(asked),
         "environment": dict(os.environ if asked["env"] is None else asked["env"]),
         "folder": os.path.abspath(os.fspath(asked["cwd"] or os.curdir)),
         "has_session": asked["start_new_session"],
@@ -174,8 +174,8 @@ def _can_fork(asked: dict) -> bool:
         return False
     if asked["shell"] or asked["pass_fds"] or asked["executable"]:
         return False
-    has_code = command[1] in ("-m", "-c") and len(command) > 2
-    if os.fspath(command[1]).startswith("-") and not has_code:
+    first, *rest = _arguments(asked)
+    if first.startswith("-") and not (first in ("-m", "-c") and rest):
         return False
     if asked["preexec_fn"] and not _is_still_as_forked():
         return False
@@ -185,6 +185,12 @@ def _can_fork(asked: dict) -> bool:
         and (folder is None or os.path.isdir(folder))
         and _read_at_start(environment) == _read_at_start(_environment_at_start)
     )
+
+
+def _arguments(asked: dict) -> list[str]:
+    """Returns a command's arguments, without those for unbuffered output."""
+    arguments = [os.fspath(argument) for argument in asked["args"][1:]]
+    return arguments[1:] if arguments[0] == "-u" and arguments[1:] else arguments
 
 
 def _read_at_start(environment) -> dict[str, str]:
@@ -356,6 +362,8 @@ def optimize_few_graphs() -> None:
     It takes long for small graphs.
     """
     session = importlib.import_module("tensorflow.python.client.session").BaseSession
+    if session.__init__.__module__ != session.__module__:  # in a forked program
+        return
     protos = importlib.import_module("tensorflow.core.protobuf.config_pb2")
     begin = session.__init__
 
