@@ -297,7 +297,7 @@ class Expressions:
             if kind in ("BroadcastTo", "Tile"):
                 return self._broadcast(inputs[0], tensor)
             if kind in _REDUCTIONS and inputs[1].value is not None:
-                return self._reduced(kind, *inputs, tensor)
+                return self._reduced(operation, *inputs, tensor)
         if source is None or kind in _SAME or shape == source.tensor.shape:
             return source
         return self._reshaped(source.number, source.shape, tensor)
@@ -326,13 +326,23 @@ class Expressions:
         before, _ = self._before.get(copy.number, (copy.number, None))
         return _Copy(tensor, self._numbers.of("broadcast", before, first, sizes))
 
-    def _reduced(self, kind: str, copy: _Copy, axes: _Copy, tensor: tf.Tensor) -> _Copy:
-        """Returns a result that combines elements along axes."""
+    def _reduced(
+        self, operation: tf.Operation, copy: _Copy, axes: _Copy, tensor: tf.Tensor
+    ) -> _Copy | None:
+        """Returns a result that combines elements along axes, some of size one.
+
+        Gradients are added up along those in one graph alone.
+        """
         sizes = dict(enumerate(copy.shape))
-        axes = {int(axis) % len(sizes) for axis in axes.value.ravel()}
-        axes = tuple(sorted(axis for axis in axes if sizes[axis] != 1))
-        number = self._numbers.of(kind, copy.number, axes)
-        rest = tuple(size for axis, size in sizes.items() if axis not in axes)
+        along = sorted(int(axis) % len(sizes) for axis in axes.value.ravel())
+        longer = [axis for axis in along if sizes[axis] != 1]
+        if longer == along:
+            return None
+        axes = self._constant(np.array(longer, axes.value.dtype), axes.tensor)
+        is_kept = operation.get_attr("keep_dims")
+        rest = {a: 1 if a in longer else n for a, n in sizes.items()}
+        rest = tuple(n for a, n in rest.items() if is_kept or a not in longer)
+        number = self._numbers.of("result", self._number(operation, [copy, axes]), 0)
         return self._reshaped(number, rest, tensor)
 
     def _kept(
