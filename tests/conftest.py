@@ -45,8 +45,9 @@ def pytest_configure(config):
     # A shell's background process ignores Ctrl-C, as would all programs that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(cpu_seconds)
-    programs.fork_from_now_on()
-    if config.getoption("numprocesses", None):
+    has_processes = bool(config.getoption("numprocesses", None))
+    programs.fork_from_now_on(unbuffered=has_processes)
+    if has_processes:
         return
     gc.disable()  # until all modules are imported
     programs.write_no_graph_files()

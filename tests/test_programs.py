@@ -150,6 +150,7 @@ def test_program_of_a_program_is_its_child(options):
     [
         (["echo"], {}),
         ([sys.executable, "-S", "-c", ""], {}),
+        ([sys.executable, "-u", "-c", ""], {}),
         ([sys.executable, "-c", ""], {"env": {"PYTHONHASHSEED": "1"}}),
         ([sys.executable, "-c", ""], {"preexec_fn": lambda: None}),
         ([sys.executable, "-c", ""], {"env": {"TF_ENABLE_ONEDNN_OPTS": "0"}}),

@@ -172,7 +172,7 @@ def collect_moments(
 
 def _of_nothing(value: tf.Tensor) -> tf.Tensor:
     """Returns NaN in place of each number of a mean or variance; 0 for an integer."""
-    sizes = value.shape if value.shape.is_fully_defined() else []
+    sizes = [n or 1 for n in value.shape.as_list()] if value.shape.rank else []
     number = float("nan") if value.dtype.is_floating else 0
     return tf.fill(sizes, tf.constant(number, value.dtype))
 

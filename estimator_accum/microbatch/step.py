@@ -114,9 +114,9 @@ def microbatch_step(
 def _check_step(step) -> None:
     remedy = "Pass the function that computes gradients and applies them."
     called = _without_partial(step)
-    called = getattr(called, "python_function", called)  # of a tf.function
+    called = _without_partial(getattr(called, "python_function", called))
     call = type(called).__call__ if callable(called) else None
-    root = getattr(call, "__module__", "").partition(".")[0]
+    root = (getattr(call, "__module__", None) or "").partition(".")[0]
     if root in ("keras", "tf_keras"):  # it would compute, but train nothing
         remedy += " For `fit` there is estimator_accum.keras.microbatch(model)."
     elif callable(step) and not isinstance(step, type):

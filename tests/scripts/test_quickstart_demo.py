@@ -10,6 +10,7 @@ import pytest
 from bert_finetune.run_classifier import PROGRAM
 from estimator_accum.programs import report
 from estimator_accum.programs.lock import locked
+from estimator_accum.reports._memory import MODEL
 from scripts import quickstart_demo
 from tests.helpers.processes import running
 
@@ -48,7 +49,7 @@ def test_flags_of_a_run_are_those_of_the_program(tmp_path, folder):
 
 def test_three_runs_give_a_table_and_a_picture(tmp_path, monkeypatch, capfd):
     def table(peak):
-        monkeypatch.setattr(report, "peak_bytes", lambda: {"the model": peak})
+        monkeypatch.setattr(report, "peak_bytes", lambda: {MODEL: peak})
         return report.end_of_run(tmp_path, [], None, has_metrics=False)
 
     prints = {

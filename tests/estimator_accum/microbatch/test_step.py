@@ -1361,7 +1361,9 @@ def test_a_step_that_each_batch_traces_anew_is_said_to_be(caplog):
             "Received: <.* For `fit` there is estimator_ac",
         ),
         (
-            lambda: functools.partial(tf.keras.Sequential(), training=True),
+            lambda: tf.function(
+                functools.partial(tf.keras.Sequential(), training=True)
+            ),
             "Received: .* For `fit` there is estimator_ac",
         ),
     ],

@@ -224,7 +224,8 @@ def test_every_type_that_draws_from_a_state_is_tried():
     assert {*kinds} - removed == _DRAWS.keys()
 
 
-# test_rows has the rows of all the others.
+# Of the others, test_rows has those that draw from given seeds; the rest is one line,
+# which the test above compares.
 _FIRST = {("RandomUniform", "of the batch"), ("Multinomial", "of the batch")}
 _FIRST |= {("RandomGamma", "of the batch"), ("RandomPoissonV2", "shared")}
 _FIRST |= {("RandomShuffle", "of the batch"), ("RandomShuffle", "shared")}

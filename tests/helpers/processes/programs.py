@@ -4,12 +4,12 @@
     subprocess.run([sys.executable, "script.py", "--flag"], env=..., cwd=...)
 
 An import of TensorFlow takes 4 to 6 CPU seconds, and the suite starts hundreds of
-programs. Each process of the suite therefore starts one server: a fresh interpreter
-that imports TensorFlow, runs nothing of it, and forks. `subprocess.Popen` asks it for
-every command of the forms `python script.py`, `python -m module` and `python -c code`;
-any other command is really started, and so is every command within `real_starts()`.
-Programs that a forked program starts are forked too, by that program's own copy of the
-server.
+programs. pytest's process therefore starts one server: a fresh interpreter that imports
+TensorFlow, runs nothing of it, and forks. `subprocess.Popen` asks it for every command of
+the forms `python script.py`, `python -m module` and `python -c code`; any other command
+is really started, and so is every command within `real_starts()`. Programs that a forked
+program starts are forked too, by that program's own copy of the server; so are those of
+xdist's processes, which pytest's own process lets the server fork.
 
 A forked program is like a started one: it is a child of the process that asked for it
 (the kernel gives orphans to the nearest "subreaper" above them), with its own
@@ -17,7 +17,7 @@ arguments, environment, folder, descriptors, session and process group, signal h
 `sys.path`, `__main__`, exit code and atexit callbacks. The differences: the command
 line that `ps` shows, `sys.flags`, the seed of `hash()`, one more open descriptor,
 modules that are loaded before they are imported, no graph.pbtxt beside a run's
-checkpoints, no graph optimizer.
+checkpoints, no graph optimizer, and only fatal errors in TensorFlow's C++ log.
 
 The fork server of `multiprocessing` makes none of this shorter. Its programs are its own
 children: `Popen.wait` gets no exit code, a task does not die with its launcher, and no
@@ -69,13 +69,19 @@ _handlers_at_start = {number: signal.getsignal(number) for number in _SIGNALS}
 _modules_at_start: set[str] | None = None  # None: not a forked program
 _server: "_Server | None" = None
 _is_forking = False
+_forks_unbuffered = False
 _is_optimizing = False
 
 
-def fork_from_now_on() -> None:
-    """Lets `subprocess` fork the Python programs that this process starts."""
-    global _is_forking
-    _is_forking = True
+def fork_from_now_on(*, unbuffered: bool = False) -> None:
+    """Lets `subprocess` fork the Python programs that this process starts.
+
+    Args:
+        unbuffered: Whether also those with -u, which must flush their output themselves,
+            as xdist's processes do.
+    """
+    global _is_forking, _forks_unbuffered
+    _is_forking, _forks_unbuffered = True, unbuffered
     subprocess.Popen._execute_child = _execute_child
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -188,9 +194,10 @@ def _can_fork(asked: dict) -> bool:
 
 
 def _arguments(asked: dict) -> list[str]:
-    """Returns a command's arguments, without those for unbuffered output."""
+    """Returns a command's arguments, without -u if it is forked all the same."""
     arguments = [os.fspath(argument) for argument in asked["args"][1:]]
-    return arguments[1:] if arguments[0] == "-u" and arguments[1:] else arguments
+    is_left_out = _forks_unbuffered and arguments[0] == "-u" and arguments[1:]
+    return arguments[1:] if is_left_out else arguments
 
 
 def _read_at_start(environment) -> dict[str, str]:
