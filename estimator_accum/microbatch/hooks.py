@@ -44,8 +44,8 @@ _TRACED = (
 )
 _FETCHED = (
     "micro-batches: hooks or summaries fetch all rows of the whole batch, which takes the "
-    "memory that splitting saves: for %s, %s of shape %s. Leave them out, or summarize "
-    "means of the rows."
+    "memory that splitting saves: for %s, %s of shape %s. Leave them out, summarize means "
+    "of the rows, or take their number from tf.shape of a feature."
 )
 
 
