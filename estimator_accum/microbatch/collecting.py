@@ -165,8 +165,7 @@ def collect_moments(
             variance *= _correction(number, variance.dtype)
     mean.set_shape(moments.mean.shape)
     variance.set_shape(moments.variance.shape)
-    others = {"empty": nothing, "initialize": zeros}
-    batch.works.add(turn, micro_ops=writes, done=done, **others)
+    batch.works.add(turn, micro_ops=writes, empty=nothing, initialize=zeros, done=done)
     return mean, variance
 
 

@@ -333,17 +333,18 @@ class Expressions:
 
         Gradients are added up along those in one graph alone.
         """
-        sizes = dict(enumerate(copy.shape))
+        sizes = copy.shape
         along = sorted(int(axis) % len(sizes) for axis in axes.value.ravel())
         longer = [axis for axis in along if sizes[axis] != 1]
         if longer == along:
             return None
         axes = self._constant(np.array(longer, axes.value.dtype), axes.tensor)
-        is_kept = operation.get_attr("keep_dims")
-        rest = {a: 1 if a in longer else n for a, n in sizes.items()}
-        rest = tuple(n for a, n in rest.items() if is_kept or a not in longer)
+        if operation.get_attr("keep_dims"):
+            rest = [1 if axis in longer else n for axis, n in enumerate(sizes)]
+        else:
+            rest = [n for axis, n in enumerate(sizes) if axis not in longer]
         number = self._numbers.of("result", self._number(operation, [copy, axes]), 0)
-        return self._reshaped(number, rest, tensor)
+        return self._reshaped(number, tuple(rest), tensor)
 
     def _kept(
         self, operation: tf.Operation, inputs: list[_Copy], tensor: tf.Tensor

@@ -37,7 +37,6 @@ def cut_batches(micro_batches: int | str) -> Callable[[], int]:
     _logger.setLevel(logging.INFO)  # tells what it does
     modes = set()
     say_once = functools.cache(_say_that_nothing_was_cut)
-
     trained = note_trainings()
 
     def refuse_own_loop() -> None:

@@ -3,7 +3,7 @@
     programs.fork_from_now_on()
     subprocess.run([sys.executable, "script.py", "--flag"], env=..., cwd=...)
 
-An import of TensorFlow takes 4 to 6 CPU seconds, and the suite starts hundreds of
+An import of TensorFlow takes about 2 CPU seconds, and the suite starts hundreds of
 programs. pytest's process therefore starts one server: a fresh interpreter that imports
 TensorFlow, runs nothing of it, and forks. `subprocess.Popen` asks it for every command of
 the forms `python script.py`, `python -m module` and `python -c code`; any other command
