@@ -19,7 +19,12 @@ from estimator_accum.graph.internals import (
     control_outputs,
     is_in_while_loop,
 )
-from estimator_accum.graph.names import CONTROL_FLOW_V1, READERS_OF_NO_VALUE, VARIABLES
+from estimator_accum.graph.names import (
+    BRANCHES,
+    CONTROL_FLOW_V1,
+    READERS_OF_NO_VALUE,
+    VARIABLES,
+)
 from estimator_accum.graph.outermost import value_of_graph
 from estimator_accum.graph.walks import ancestors, descendants, walk
 from estimator_accum.graph.writers import writers_of
@@ -158,17 +163,29 @@ def _ends(
     """Returns the operations after which readers have run.
 
     In a branch or loop of TensorFlow 1 those are its results, for an operation that
-    waits for one of a branch that is not taken is not run either.
+    waits for one of a branch that is not taken is not run either. TensorFlow 2's branches
+    have run only where their results are taken: a session divides them, and what waits for
+    the operation itself does not wait for all of it.
     """
     outside = (None, context_of(writer))
 
-    def users(operation: tf.Operation) -> list[tf.Operation]:
-        if context_of_outputs(operation) in outside:
-            return []
-        others = [user for out in operation.outputs for user in out.consumers()]
-        return [op for op in (*control_outputs(operation), *others) if op in operations]
+    def takers(operation: tf.Operation) -> list[tf.Operation]:
+        users = [user for out in operation.outputs for user in out.consumers()]
+        return [user for user in users if user in operations]
 
-    return [op for op in walk(readers, users) if context_of_outputs(op) in outside]
+    def is_end(operation: tf.Operation) -> bool:
+        is_divided = operation.type in BRANCHES and takers(operation)
+        return context_of_outputs(operation) in outside and not is_divided
+
+    def users(operation: tf.Operation) -> list[tf.Operation]:
+        if is_end(operation):
+            return []
+        if context_of_outputs(operation) in outside:
+            return takers(operation)
+        waiting = [op for op in control_outputs(operation) if op in operations]
+        return [*waiting, *takers(operation)]
+
+    return list(filter(is_end, walk(readers, users)))
 
 
 def _before(operation: tf.Operation, others: set[tf.Operation]) -> set[tf.Operation]:

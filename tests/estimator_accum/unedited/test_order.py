@@ -46,7 +46,7 @@ def _assign_in_a_branch(clock):
     return v1.cond(tf.constant(True), lambda: _assign(clock), lambda: clock + 0.0)
 
 
-def _sum_of_rates(read, write, *, is_resource: bool) -> float:
+def _sum_of_rates(read, write, *, is_resource: bool, updates=_UPDATES) -> float:
     """Returns the sum of `read` at each of the updates, of a clock that `write` moves."""
 
     def model_fn(features, labels, mode):
@@ -65,8 +65,8 @@ def _sum_of_rates(read, write, *, is_resource: bool) -> float:
         train_op = tf.group(*updates, v1.train.get_global_step().assign_add(1))
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    variables, _ = train(cut(model_fn, 2), _BATCH, _UPDATES)
-    assert variables["clock"] == _UPDATES
+    variables, _ = train(cut(model_fn, 2), _BATCH, updates)
+    assert variables["clock"] == updates
     return -variables["weight"].item()
 
 
@@ -92,6 +92,15 @@ def test_a_variable_is_read_before_it_is_written(
     monkeypatch.setattr(control_flow_util, "ENABLE_CONTROL_FLOW_V2", control_flow == 2)
     total = _sum_of_rates(read, write, is_resource=is_resource)
     assert total == sum(range(_UPDATES))
+
+
+def test_a_branch_that_reads_comes_before_the_write_in_each_of_many_updates(
+    monkeypatch,
+):
+    """TensorFlow runs operations in another order when it has seen how long they take."""
+    monkeypatch.setattr(control_flow_util, "ENABLE_CONTROL_FLOW_V2", True)
+    total = _sum_of_rates(_branch, _assign, is_resource=True, updates=300)
+    assert total == sum(range(300))
 
 
 def test_a_read_that_waits_for_the_forward_pass_comes_after_the_write():
